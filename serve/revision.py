@@ -25,6 +25,7 @@ from infra.names import check_name
 from infra.runs.engine import engine_of
 from infra.runs.timing import Say
 from infra.selection import registry
+from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.selection.preflight import MOST_USD, amount_of
 from infra.settings import Settings, is_rented
 from serve import engines, model_kinds
@@ -90,6 +91,41 @@ def document_of(
         amount_of("spend-limit", spend_limit)
         document["slipway"] = {**(document.get("slipway") or {}), "spend_limit": spend_limit}
     return document
+
+
+def with_machine(document: dict[str, Any], wanted: MachineSpec) -> dict[str, Any]:
+    """Return the service document with typed flags of the machine in `resources`. Raises UsageError."""
+    flags = {
+        "use_spot": wanted.use_spot,
+        "cpus": wanted.cpus,
+        "memory": wanted.memory,
+        "disk_size": wanted.disk_size,
+        "region": wanted.region,
+        "instance_type": wanted.instance_type,
+    }
+    typed: dict[str, Any] = {name: value for name, value in flags.items() if value}
+    if wanted.max_price:
+        typed["max_hourly_cost"] = amount_of("max-price", wanted.max_price) / 10**6
+    if wanted.gpu.strip().lower() == NO_GPU:
+        raise UsageError(
+            f"--gpu {NO_GPU}: a service takes machines of any kind if neither --gpu nor `accelerators` in --config "
+            "names a kind; leave the flag out"
+        )
+    if wanted.gpu:
+        kinds = gpus.read_set(wanted.gpu, wanted.num_gpus or 1)
+        typed["accelerators"] = [f"{kind}:{wanted.num_gpus or number}" for kind, number in kinds]
+    elif wanted.num_gpus:
+        raise UsageError(f"--num-gpus {wanted.num_gpus} needs the kind of the GPUs of a replica: --gpu H100")
+    return {**document, "resources": {**(document.get("resources") or {}), **typed}} if typed else document
+
+
+def places(version: Version, settings: Settings) -> str:
+    """Return where the replicas of a version go, and the flag for more places, as text."""
+    names = placement.candidates(version.provider, settings)
+    shown = {"local": "this machine", "ssh": "own machines (ssh)"}
+    where = ", then ".join(shown.get(one, one) for one in names)
+    more = [one for one in placement.candidates("", settings) if one not in names]
+    return f"{where}; --provider {ANY} would also use {', '.join(more)}" if more else where
 
 
 def for_this_machine(document: dict[str, Any], num_gpus: int, replicas: int | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Use cases of a service: plan the next version, and record the desired state for the controller."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +23,15 @@ from infra.settings import Settings, is_secret
 from infra.units import count
 from serve import own_run, revision
 from serve import service as service_file
-from serve.engine import models
+from serve.engine import memory_fit, models
+from serve.engine.memory_fit import VLLM_CPU
 from serve.engines import GGUF, LLAMA, OWN_RUN
 from serve.policy import service_state
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
+from store.artifacts import model_files
 from store.backends.backend import open_place
 from trainer.config import phases_for
 from trainer.records.phase_registry import PHASES, phase_names
@@ -53,7 +56,10 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
         raise UsageError(f"{name} is being ended; after the end (inv serve.status), run the same command again")
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     provider = "" if where == revision.ANY else where
+    if not (spec.provider or old) and len(usual := placement.candidates(provider, settings)) == 1:
+        provider = usual[0]  # an update stays there, also after a key or an inventory is added
     document = revision.document_of(spec.config, old, name, spec.replicas, spec.spend_limit)
+    document = revision.with_machine(document, spec.machine)
     if not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
         num_gpus = len(host.nvidia()[0])
         document = revision.for_this_machine(document, num_gpus, spec.replicas)
@@ -89,8 +95,9 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())
     version = revision.first_version(document, source, provider, spec.engine, settings.store, before, name)
     version = with_capable_engine(version, bool(spec.engine), tell)
-    if spec.spend_limit and not revision.may_rent(version, settings):
-        raise UsageError("--spend-limit applies to rented machines; this machine costs nothing")
+    paid = {"spend-limit": spec.spend_limit, "use-spot": spec.use_spot, "max-price": spec.max_price}
+    if (only_rented := [one for one in paid if paid[one]]) and not revision.may_rent(version, settings):
+        raise UsageError(f"--{only_rented[0]} applies to rented machines; this machine costs nothing")
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_memory_need(version, settings, tell), row, old)
 
@@ -103,11 +110,20 @@ def own_model(service: service_file.Service, spec: ServeSpec, before: Version | 
 
 
 def with_capable_engine(version: Version, is_asked: bool, tell: Say) -> Version:
-    """Return the version with an engine able to run the model; our engine replaces llama.cpp unless requested by name.
+    """Return the version with an engine able to run the model; our engine replaces others unless requested by name.
 
     Raises UsageError if llama.cpp was requested but cannot run the model, before any machine is rented.
+    `revision.check_reach` refuses a model that vLLM cannot run on a CPU.
     """
-    if version.engine != LLAMA or "://" in version.model:
+    if "://" in version.model:
+        return version
+    if version.engine == VLLM_CPU and not is_asked:
+        with contextlib.suppress(OSError, ValueError):  # unreadable, or not supported by our engine either
+            shape_of(Path(version.model))
+            if problem := memory_fit.cpu_problem(model_files.load(Path(version.model))):
+                tell(f"{version.model}: {problem}; using Slipway's own engine")
+                return dataclasses.replace(version, engine="torch")
+    if version.engine != LLAMA:
         return version
     try:
         config = shape_of(Path(version.model))

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 from infra.errors import UsageError
-from infra.flags import flag
+from infra.flags import copy_flag, flag
+from infra.selection.machine_spec import MachineSpec
 from serve.policy.update import MODES
 from trainer.records.phase_registry import phase_names
 
 ADDRESS = "Address"
 REPLICAS = "Replicas"
+# The flags of a machine that `resources` of a service file has, too.
+MACHINE_FLAGS = "gpu num_gpus use_spot max_price cpus memory disk_size region instance_type".split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,15 @@ class ServeSpec:
         group=REPLICAS,
         unit="USD",
     )
+    gpu: str = copy_flag(MachineSpec, "gpu", about="kind of GPU of a replica, or any of a set: A100:1,H100:1")
+    num_gpus: int = copy_flag(MachineSpec, "num_gpus", about="GPUs of each replica")
+    use_spot: bool = copy_flag(MachineSpec, "use_spot")
+    max_price: str = copy_flag(MachineSpec, "max_price")
+    cpus: str = copy_flag(MachineSpec, "cpus")
+    memory: str = copy_flag(MachineSpec, "memory")
+    disk_size: str = copy_flag(MachineSpec, "disk_size")
+    region: str = copy_flag(MachineSpec, "region")
+    instance_type: str = copy_flag(MachineSpec, "instance_type")
     mode: str = flag(
         "",
         "rolling: old and new replicas answer during an update; blue_green: all requests switch at once",
@@ -62,6 +74,11 @@ class ServeSpec:
         group=ADDRESS,
     )
     port: int | None = flag(None, "port to listen on (default: a free port, kept for later starts)", group=ADDRESS)
+
+    @property
+    def machine(self) -> MachineSpec:
+        """Return the typed flags of the machine of a replica."""
+        return MachineSpec(**{one: getattr(self, one) for one in MACHINE_FLAGS})
 
     def __post_init__(self) -> None:
         if self.mode not in ("", *MODES):

@@ -64,6 +64,11 @@ def up(spec: ServeUpFlags) -> None:
         elif wanted != old and revision.may_rent(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
+        elif wanted != old:
+            render.tell(
+                f"{name}: {found.version.model} on engine {found.version.engine}, replicas on "
+                f"{revision.places(found.version, settings)}"
+            )
         with terminal.show_while(f"{name}: starting the controller"):
             seen = use_case.set_desired_state(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")

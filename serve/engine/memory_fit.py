@@ -19,6 +19,8 @@ from serve.engine.options import Tuning
 from store.artifacts import model_files
 
 GB = 10**9
+VLLM_CPU = "vllm-cpu"
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32.0, CPUAttentionBackend
 STORED = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per weight, by the dtype in a model's config
 FLOATS = {"F64", "F32", "BF16", "F16"}
 PROCESSES_BYTES = int(1.9 * GB)  # three processes on a CPU, without weights and cache
@@ -74,10 +76,12 @@ def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
 
 
 def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> Room:
+    if engine == VLLM_CPU and (problem := cpu_problem(config)):
+        raise UsageError(f"{problem}; use --engine torch, if Slipway's own engine knows the model, or a GPU")
     config = config.get("text_config") or config  # multimodal models nest the config of the text model
     per_token = _token_bytes(config, 4 if tuning.dtype == "float32" else 2)
     tokens = tuning.max_model_len or int(config.get("max_position_embeddings") or 0)
-    if engine == "vllm-cpu":
+    if engine == VLLM_CPU:
         cache = max(tuning.cpu_cache_bytes, tokens * per_token)
         return Room(weights=weights, cache=cache, engine=PROCESSES_BYTES, tokens=tokens, per_token=per_token)
     gpus = tuning.num_gpus
@@ -94,7 +98,7 @@ def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> 
     room = needed(model, engine, tuning)
     if there is None:
         return
-    if engine == "vllm-cpu" and room.tokens * room.per_token > tuning.cpu_cache_bytes:
+    if engine == VLLM_CPU and room.tokens * room.per_token > tuning.cpu_cache_bytes:
         longest = tuning.cpu_cache_bytes // room.per_token
         raise UsageError(
             f"{model}: a request of {room.tokens:,} tokens needs {room.tokens * room.per_token / GB:.2f} GB of cache,"
@@ -110,7 +114,7 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
         return
     where = (
         "this machine"
-        if engine == "vllm-cpu"
+        if engine == VLLM_CPU
         else f"each of {tuning.num_gpus} GPUs"
         if tuning.num_gpus > 1
         else "the GPU"
@@ -127,7 +131,7 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
 
 def available_bytes(engine: str, tuning: Tuning) -> int | None:
     """Return the bytes for an engine here: of the smallest GPU, or free memory. None = unknown. Raises UsageError."""
-    if engine == "vllm-cpu":
+    if engine == VLLM_CPU:
         return _free()
     gpus, _ = host.nvidia()
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"]]
@@ -148,6 +152,20 @@ def _free() -> int | None:
     except OSError:  # a different system or kind of container
         pass
     return min(found, default=None)
+
+
+def cpu_problem(config: dict[str, Any]) -> str:
+    """Return why vLLM cannot run the shape of a model on a CPU; "" for a supported or unknown shape."""
+    config = config.get("text_config") or config
+    try:
+        size = int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return ""
+    if size in CPU_HEADS:
+        return ""
+    return (
+        f"vLLM on a CPU does not support attention heads of size {size}; it supports {', '.join(map(str, CPU_HEADS))}"
+    )
 
 
 def _token_bytes(config: dict[str, Any], width: int) -> int:

@@ -5,6 +5,7 @@ night.
 import json
 import random
 import signal
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from data.chat import conversations
 from data.config import Input
 from data.tokens import tokenizer
 from data.tokens.pieces import decode_stream
+from serve.engine import memory_fit
 from serve.engine.options import Tuning
 from tests.serve import real
 from tests.serve.real import NEAR, Running, greedy
@@ -124,6 +126,13 @@ def test_stream_is_the_answer_in_pieces(served):
         lines = [line[6:] for line in reply.read().decode().splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     assert "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines[:-1]) == whole
+
+
+def test_head_sizes_of_vllm_on_a_cpu_are_the_known_ones(python):
+    ask = "from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend as one"
+    ask += "; print(one.get_supported_head_sizes())"
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+    assert tuple(json.loads(done.stdout.splitlines()[-1])) == memory_fit.CPU_HEADS
 
 
 def test_client_errors_have_the_format_known_to_the_gateway(served):

@@ -1,0 +1,102 @@
+"""The plan of a service: limit, machine, provider and engine, from the flags, the file and the earlier version."""
+
+import json
+
+import pytest
+
+from flows.services import serve
+from flows.specs.service import ServeSpec
+from infra.errors import UsageError
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from serve import revision
+from serve.engine import memory_fit
+from serve.engine.options import Tuning
+from serve.policy import service_state
+from serve.policy.service_state import Version, WantedService
+from serve.replicas import placement
+from tests.world import ROOT
+
+FILE = "examples/service.yaml"  # has a limit of 50 USD
+
+
+RUNPOD = {"RUNPOD_API_KEY": "x" * 32, "SLIPWAY_RUNPOD_URL": "http://127.0.0.1:9"}
+
+
+def planned(tmp_path, provider="runpod", **flags) -> serve.Revision:
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), **RUNPOD}
+    settings = Settings.load(ROOT, {"provider": provider}, environ=environ)
+    spec = ServeSpec(name="demo", model="hf://user/repo", engine="torch", provider=provider, config=FILE, **flags)
+    with Journal.open(settings.state_file, environ) as journal:
+        return serve.plan(spec, journal, settings, print)
+
+
+def test_a_typed_limit_of_a_service_overrides_its_file(tmp_path):
+    assert planned(tmp_path).version.service.slipway.spend_limit == 50
+    assert planned(tmp_path, spend_limit="$7.5").version.service.slipway.spend_limit == "$7.5"
+
+
+@pytest.mark.parametrize(("said", "why"), [("0", "give an amount above 0"), ("-1", "--spend-limit: "),
+                                           ("much", "'much' is not an amount of dollars")])  # fmt: skip
+def test_an_invalid_limit_of_a_service_is_refused(said, why, tmp_path):
+    with pytest.raises(UsageError, match=why):
+        planned(tmp_path, spend_limit=said)
+
+
+@pytest.mark.parametrize("flags", [{"spend_limit": "5"}, {"use_spot": True}, {"max_price": "5"}])
+def test_a_service_on_this_machine_costs_nothing(tmp_path, flags):
+    flag = f"--{next(iter(flags)).replace('_', '-')}"
+    with pytest.raises(UsageError, match=f"{flag} applies to rented machines; this machine costs nothing"):
+        planned(tmp_path, "local", **flags)
+
+
+def test_typed_machine_of_a_replica_overrides_the_file(tmp_path):
+    before = planned(tmp_path).version.service.file.resources
+    flags = {"gpu": "L40S,H100:2", "max_price": "$3.5", "memory": "64+", "disk_size": "200", "region": "US-KS-2"}
+    found = planned(tmp_path, **flags).version
+    request = placement.request_of(found.service, "demo-0")
+    assert (request.gpu, request.num_gpus) == ("L40S:1,H100:2", 0)
+    assert (request.max_micro_usd_per_hour, request.memory_bytes) == (3_500_000, 64 * 10**9)
+    assert (request.disk_bytes, request.region) == (200 * 10**9, "US-KS-2")
+    assert found.service.file.resources.cpus == before.cpus and before.region is None
+    request = placement.request_of(planned(tmp_path, gpu="H100", num_gpus=4).version.service, "demo-0")
+    assert (request.gpu, request.num_gpus) == ("H100", 4)
+    for wrong, why in (({"num_gpus": 2}, "needs the kind of the GPUs"), ({"gpu": "none"}, "leave the flag out")):
+        with pytest.raises(UsageError, match=why):
+            planned(tmp_path, **wrong)
+
+
+def test_update_stays_on_the_provider_of_the_first_version_unless_another_is_typed(tmp_path):
+    (model := tmp_path / "mine").mkdir()
+    (model / "fake.json").write_text("{}")
+
+    def plan(keys, **flags):
+        environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), **keys}
+        settings = Settings.load(tmp_path, environ=environ)
+        with Journal.open(settings.state_file, environ) as journal:
+            found = serve.plan(ServeSpec(name="demo", model=str(model), **flags), journal, settings, print)
+            if found.row is None:
+                wanted = WantedService(versions=(found.version,))
+                service_rows.write_desired_state(journal, "demo", service_state.write(wanted), None)
+        return found.version.provider, revision.places(found.version, settings)
+
+    assert plan({}) == ("local", "this machine")
+    assert plan(RUNPOD) == ("local", "this machine; --provider any would also use runpod")
+    assert plan(RUNPOD, provider="any") == ("", "runpod")
+
+
+def test_model_that_vllm_cannot_run_on_a_cpu_is_served_by_our_engine_or_refused(tmp_path):
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 64, "num_hidden_layers": 1}
+    shape |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "rms_norm_eps": 1e-5}
+    shape |= {"intermediate_size": 64, "max_position_embeddings": 64, "rope_theta": 10000.0, "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    one = Version(number=1, document={}, engine="vllm-cpu", model=str(tmp_path))
+    told: list[str] = []
+    assert serve.with_capable_engine(one, False, told.append).engine == "torch"
+    assert "does not support attention heads of size 16" in told[0] and "Slipway's own engine" in told[0]
+    assert serve.with_capable_engine(one, True, told.append).engine == "vllm-cpu"
+    with pytest.raises(UsageError, match="heads of size 16; it supports 32, 64, .* use --engine torch"):
+        memory_fit.needed(tmp_path, "vllm-cpu", Tuning())
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "head_dim": 32}))
+    assert serve.with_capable_engine(one, False, told.append).engine == "vllm-cpu" and len(told) == 1
