@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ SAID = {  # phase -> log lines of vLLM 0.32.0 that start the phase, for every wa
     FIRST_ANSWER: (b"Starting vLLM server on", b"Starting server on"),
 }
 GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}  # requested dtype -> llama.cpp type
+ERROR = re.compile(r"\b(?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+")  # the last line of a traceback
+REFERS = re.compile("root cause above|EngineDeadError")  # vLLM's API server, about the error of its core
+LONGEST_ERROR = 300  # letters
 LONGEST_SAID = 64  # bytes; longer than every text in SAID
 # With an empty list vLLM fetches media from every host. No host has this name (RFC 2606).
 NOWHERE = "none.invalid"
@@ -192,6 +196,13 @@ def next_phase(before: str, said: bytes) -> str:
     """Return the phase of an engine that was in phase `before` and then logged `said`."""
     reached = [one for one, words in SAID.items() if any(word in said for word in words)]
     return max([before, *reached], key=[WEIGHTS, *SAID].index)
+
+
+def last_error(log: str) -> str:
+    """Return the last error that an engine has logged, without errors that only refer to it; "" without an error."""
+    found = [one[0] for line in log.splitlines() if (one := ERROR.search(line)) and not REFERS.search(line)]
+    said = [line for line in log.splitlines() if line.startswith("serve.engines: ")]
+    return (found or said or [""])[-1].strip()[:LONGEST_ERROR]
 
 
 def read(path: Path) -> ReplicaConfig:

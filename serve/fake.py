@@ -318,7 +318,7 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
     print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # vLLM's progress line
     await asyncio.sleep(script.start_s)
     if script.crash is not None:
-        print("EngineCore failed to start.", file=sys.stderr, flush=True)
+        print("RuntimeError: EngineCore failed to start.\n[shutdown] complete", file=sys.stderr, flush=True)
         sys.exit(script.crash)
     engine = FakeEngine(script)
     ended = asyncio.Event()

@@ -4,17 +4,17 @@
 """
 
 import time
+from collections.abc import Iterator, Sequence
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
-from infra.runs.run_home import RunHome
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
 from serve import revision
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord, WantedService
-from serve.processes import controller_client, controller_process
+from serve.processes import controller_client
 from serve.replicas.replica_pod import ENVIRONMENT
 from serve.service import Service
 
@@ -60,26 +60,35 @@ def await_ready(
     if is_new:
         controller_client.end_service(name, settings, journal, tell)
     failed = [one for one in seen.members if one.version == newest and one.why and (is_new or one.ended_at)]
-    last = (
-        f"\n  {failed[-1].run}: {failed[-1].why}\n  its log ends: {last_words(failed[-1], settings)}" if failed else ""
-    )
-    hints = f"raise initial_delay_seconds ({probe.initial_delay_seconds:g}), or fix the error in the log"
+    raise SlipwayError("\n  ".join([why, *advice(name, now, seen, failed, is_new)]))
+
+
+def advice(
+    name: str, wanted: WantedService, seen: ServiceRecord, failed: Sequence[Member], is_new: bool
+) -> Iterator[str]:
+    """Yield the cause of the last failed replica, the next command, and the fate of the service."""
+    newest = wanted.newest
+    if failed:  # only the record of an ended replica has the last error of the log
+        last = max(failed, key=lambda one: (one.ended_at is not None, one.number))
+        yield f"{last.run}: {last.why}"
+        yield f"the whole log: inv serve.logs {name} --replica-id {last.number}"
+    if any(one.facts.is_late for one in failed) or not (failed or seen.held):
+        yield f"raise initial_delay_seconds ({newest.service.probe.initial_delay_seconds:g}) in the service file"
     if is_new:
-        raise SlipwayError(f"{why}{last}\n  {hints}; all replicas were ended")
-    raise SlipwayError(
-        f"{why}{last}\n  the older replicas continue to serve; {hints}, then run the same command again; see: inv "
-        f"serve.status {name} --all"
-    )
+        yield "all replicas were ended"
+        return
+    yield "the older replicas continue to serve"
+    if seen.held:
+        tries = "looks for a machine again every 30 s" if not failed else "starts no more replicas of this version"
+        yield f"the controller {tries}; see: inv serve.status {name} --all"
+    if len(wanted.versions) > 1 and (old := wanted.versions[-2]).model != newest.model:
+        engine = f" --engine {old.engine}" if old.engine != newest.engine else ""
+        yield f"to serve the earlier model again: inv serve.up {name} --model {old.model}{engine}"
 
 
 def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
     """Return whether more replicas are live than the policy's maximum."""
     return sum(one.state in LIVE for one in seen.members) > service.policy.most
-
-
-def last_words(one: Member, settings: Settings) -> str:
-    log = RunHome.for_run(one.run, settings.homes).pod.log("engine")
-    return controller_process.tail(log, 4)
 
 
 def awaits_engine(one: Member) -> bool:

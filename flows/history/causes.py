@@ -105,19 +105,25 @@ def _gpu_memory(one: RunEvidence) -> Cause | None:
 
 
 def _engine(one: RunEvidence) -> Cause | None:
-    if not one.is_engine or one.state in ("running", "succeeded") or one.verdict.get("state") == "stopped":
+    if not one.is_engine or one.state == "running" or one.verdict.get("state") == "stopped":
         return None
     reason = one.reason or (one.rows[-1].reason if one.rows else "")  # The row outlives the replica's folder.
     signal, exit_code = SIGNAL.search(reason), EXIT_CODE.search(reason)
-    code = one.verdict.get("exit_code") or exit_code and exit_code[1]
-    if not (signal or code):
+    code = one.verdict.get("exit_code", exit_code and exit_code[1])
+    if not signal and code is None:
         return None
-    how = f"killed by {signal[1]}" if signal else f"ended with exit code {code}"
+    before = f"exit code {code}: "
+    error = next(
+        (told.partition(before)[2] for told in (one.why, *(op.reason for op in one.rows)) if before in told), ""
+    )
+    error = f": {error}" if error else ""
+    how = f"killed by {signal[1]}" if signal else f"ended with exit code {code}{error}"
+    name, _, number = one.run.rpartition("-")
     more = "; the machine has probably run out of memory" if signal and signal[1] == "SIGKILL" else ""
     return Cause(
         "killed engine",
         f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
-        f"last log lines: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; other replicas: inv serve.status",
+        f"last log lines: inv serve.logs {name} --replica-id {number}; other replicas: inv serve.status {name}",
     )
 
 

@@ -20,7 +20,7 @@ from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
 from infra.settings import Settings, is_secret
-from infra.units import count
+from infra.units import count, duration
 from serve import own_run, revision
 from serve import service as service_file
 from serve.engine import memory_fit, models
@@ -234,3 +234,20 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     now = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
     service_rows.write_desired_state(journal, name, service_state.write(now), row)
     return now, True
+
+
+def scale_forecast(name: str, wanted: WantedService, live: int) -> str:
+    """Return what the controller will do after a change of the number of replicas, and when. `live`: replicas now."""
+    policy, document = wanted.newest.service.policy, wanted.newest.document
+    least, most = policy.min_replicas, policy.most
+    now = f"the controller starts {least - live} now" if live < least else ""
+    if live > most:
+        now = f"the controller ends {live - most} now, after the open requests"
+    if not revision.has_signal(document) or least == most:
+        return f"{name}: {count(most, 'replica')} wanted, {live} live; {now or 'no replica starts or ends'}"
+    more, less = duration(policy.upscale_delay_seconds), duration(policy.downscale_delay_seconds)
+    return (
+        f"{name}: {least} to {most} replicas by load, {live} live; "
+        f"{now or 'the controller fits the number to the load of the last minute now'}. Later, replicas start after "
+        f"{more} of more load, and end after {less} of less load and after the open requests"
+    )

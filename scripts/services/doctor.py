@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.services.service_view import figures
 from infra.ledger import service_rows
-from scripts.cli import context, render
+from scripts.cli import command_hints, context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import print_json
@@ -45,7 +45,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
     elif not findings:
         print(f"{name}: no problem found; {len(seen.serving)} replicas serve at {seen.endpoint}")
     for what, do in [] if spec.json else findings:
-        print(render.clean(f"{what}\n    {do}"))
+        print(render.clean(command_hints.insert_carried_flags(f"{what}\n    {do}")))
 
 
 def advice(
@@ -74,7 +74,8 @@ def advice(
     failed = [one for one in seen.members if one.state.is_failed]
     if failed and not seen.serving:
         last = failed[-1]
-        ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor --provider {newest.provider or 'ssh'}"
+        where = f" --provider {last.vendor or newest.provider}" if last.vendor or newest.provider else ""
+        ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor{where}"
         coming = ", ".join(f"{one.run} {one.state.value}" for one in seen.members if one.state.is_alive)
         now = f"; in its place: {coming}" if coming else ""
         found.append((f"no replica serves requests; {last.run} is {last.state.value}: {last.why}{now}", f"see {ask}"))

@@ -57,13 +57,8 @@ def logs(spec: ServeLogsFlags) -> None:
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
     """Return the local path of the log; the log of a remote live replica is fetched first. Raises UsageError."""
     known = [one.name for one in service_rows.list_services(journal)]
-    if (
-        name not in known
-        and controller_process.ServicePaths.for_service(settings, name or "-").folder.is_dir()
-        and number is None
-    ):
-        pass  # an ended service: the logs remain on this machine
-    else:
+    places = controller_process.ServicePaths.for_service(settings, name or "-")
+    if name in known or not places.folder.is_dir():  # the logs of an ended service remain on this machine
         name = controller_client.find(name, journal)
     places = controller_process.ServicePaths.for_service(settings, name)
     if controller:

@@ -37,7 +37,10 @@ def scale(spec: ScaleFlags) -> None:
         if not is_changed:
             render.say(f"{name}: nothing to change")
         with terminal.show_while(f"{name}: asking the controller"):
-            controller_client.ensure(name, settings, journal, render.tell)
+            seen = controller_client.ensure(name, settings, journal, render.tell)
+        if is_changed:
+            live = sum(one.version == wanted.newest.number and one.state.is_alive for one in seen.members)
+            render.say(use_case.scale_forecast(name, wanted, live))
         if not spec.detach:
             with terminal.show_while(f"{name}: changing the number of replicas"):
                 readiness.await_ready(name, wanted, settings, journal, False, render.tell)

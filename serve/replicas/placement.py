@@ -69,7 +69,7 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
         try:
             own += provider.offers(replace(request, spot=False, provider=name))
         except SlipwayError as error:
-            said.append(f"{name}: {error}")
+            said.append(f"{name}: {str(error).removeprefix(f'{name}: ')}")
     found = sorted(own, key=_price)
     for is_spot in (True, False) if wants_spot else (False,):
         if not sources:

@@ -47,6 +47,7 @@ CACHE_THERE = (
 )
 PORTS = range(20_000, 30_000)  # below the ports that systems use for outgoing connections
 REMOVE_S = ASK_S = 60.0
+ERROR_BYTES = 64_000  # of the end of a log; vLLM reports the error of its core some 60 lines above the end
 PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  # a second replica may have been first
 
 
@@ -191,6 +192,17 @@ class ReplicaLauncher:
         if not provider.is_rented and op.address:
             self._fetch_log(op)
             self._remove(op)
+
+    def last_error(self, op: Op) -> str:
+        """Return the last error in the log of an ended engine; "" without an error or a log."""
+        if op.address:
+            self._fetch_log(op)
+        try:
+            with (self.log_of(op.run) / f"{STEP}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - ERROR_BYTES))
+                return engines.last_error(file.read().decode(errors="replace"))
+        except OSError:
+            return ""
 
     def log_of(self, run: str) -> Path:
         """Return the folder of the engine's log after the end."""

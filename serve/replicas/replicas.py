@@ -320,7 +320,12 @@ class Replicas:
 
     async def _finish(self, one: KeptReplica) -> None:
         """End the replica, with retries and backoff until the end is proven."""
-        failures = 0
+        failures, op = 0, self._op(one)
+        if one.member.facts.app_failed and op is not None:
+            error = await self._in_thread(self.launcher.last_error, op)
+            if error and error not in one.member.why:
+                one.member = replace(one.member, why=f"{one.member.why}: {error}")
+                self.say(f"{one.member.run}: {error}")
         while True:
             self.set_facts(one, replace(one.member.facts, down=ProcessStatus.RUNNING))
             try:

@@ -301,9 +301,12 @@ def test_unservable_service_is_refused_in_one_message_and_leaves_no_state(instal
     crashing = installation.up("demo", installation.model("C", crash=3), "--config", installation.config(1), code=1)[
         "error"
     ]
-    assert (
-        "never ready" in crashing and "EngineCore failed to start" in crashing and "all replicas were ended" in crashing
+    assert "never ready" in crashing and "all replicas were ended" in crashing
+    assert re.search(
+        r"demo-\d: the engine has ended: .* exit code 3: RuntimeError: EngineCore failed to start", crashing
     )
+    (log,) = re.findall(r"inv (serve.logs demo --replica-id \d)", crashing)  # the service has ended
+    assert "[shutdown] complete" in installation.world.inv(*log.split())
     with installation.journal() as journal:
         assert len(journal.ops()) <= 3
     assert installation.world.json("serve.status") == []

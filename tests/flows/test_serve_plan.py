@@ -100,3 +100,15 @@ def test_model_that_vllm_cannot_run_on_a_cpu_is_served_by_our_engine_or_refused(
         memory_fit.needed(tmp_path, "vllm-cpu", Tuning())
     (tmp_path / "config.json").write_text(json.dumps({**shape, "head_dim": 32}))
     assert serve.with_capable_engine(one, False, told.append).engine == "vllm-cpu" and len(told) == 1
+
+
+@pytest.mark.parametrize(("policy", "live", "said"), [
+    ({"replicas": 1}, 2, "demo: 1 replica wanted, 2 live; the controller ends 1 now, after the open requests"),
+    ({"replicas": 3}, 1, "demo: 3 replicas wanted, 1 live; the controller starts 2 now"),
+    ({"replica_policy": {"min_replicas": 1, "max_replicas": 4, "target_qps_per_replica": 2}}, 2,
+     "demo: 1 to 4 replicas by load, 2 live; the controller fits the number to the load of the last minute now. Later, "
+     "replicas start after 5 min 00 s of more load, and end after 20 min 00 s of less load"),
+])  # fmt: skip
+def test_change_of_size_says_what_happens_and_when(policy, live, said):
+    wanted = WantedService(versions=(Version(number=1, document={"service": policy}, model="/m"),))
+    assert serve.scale_forecast("demo", wanted, live).startswith(said)
