@@ -3,7 +3,6 @@
 `show_while` shows a description with the elapsed time on stderr after one second, and clears the line after the wait.
 `wrap_text` breaks lines between words, never inside a command; a command longer than a line is left to the terminal,
 whose soft wrapping does not affect copied text. A stream that is no terminal gets no progress line, and text unchanged.
-`replace_unencodable` is for terminals in ASCII or Latin-1.
 """
 
 import codecs
@@ -30,7 +29,8 @@ _shown = 0  # characters of the line on screen
 _COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?<![\w/])(?:\./)?inv [a-z][\w.-]*(?: [^\s;,]+)?(?: (?=\S*[-/_A-Z0-9<])[^\s;,]+)*"
 )
-_FIRST_COLUMN = re.compile(r"(\S.*?\s{2,})\S")
+_FIRST_COLUMN = re.compile(r"(\s*\S.*?\s{2,})\S")
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|min|h|d|[kMGT]?B|USD|%)\b)")
 _HELD = "\x00"  # placeholder for a non-breaking space
 
 
@@ -114,7 +114,7 @@ def width_of(stream: TextIO) -> int:
 def _wrapped(line: str, width: int) -> str:
     column = _FIRST_COLUMN.match(line)
     hang = column.end(1) if column and column.end(1) < width // 2 else 0
-    held = _COMMAND.sub(lambda found: found[0].replace(" ", _HELD), line[hang:])
+    held = _UNIT.sub(_HELD, _COMMAND.sub(lambda found: found[0].replace(" ", _HELD), line[hang:]))
     wrapped = textwrap.wrap(
         held, width - hang, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )

@@ -9,25 +9,25 @@ from typing import Any
 from store import packs
 
 FIRST_SCREEN = """\
-Slipway trains and serves language models, from raw text to a chat: on this machine, for free,
-in minutes, or on GPUs that are rented by the hour and deleted at a limit.
+Slipway trains and serves language models, from raw text to a chat: on this
+machine, for free, or on GPUs rented by the hour and deleted at a limit.
 
-  ./inv launch --phase sft     train a small model, with every missing step, and follow the run
+  ./inv launch --phase sft     train a small model, with every missing step
   ./inv chat                   talk to the model
   ./inv status                 every run: state, step, cost, limits
   ./inv down                   end a run; returns when the pod is proven deleted
-  ./inv serve.up --name demo   serve the model behind an address with OpenAI's protocol
-  ./inv rehearse --phase sft   practise renting in a simulated market, free of charge
+  ./inv serve.up --name demo   serve the model, with OpenAI's protocol
+  ./inv rehearse --phase sft   practise renting in a simulated market, for free
 
-Commands that create something show a plan with --dry-run. Most commands print JSON with --json.
+Commands that create something show a plan with --dry-run, most print --json.
 
   ./inv --list                 the common commands; with --all every command
   ./inv launch --help          the flags of a command
-  ./inv init                   enter the keys for renting and the store of models
+  ./inv init                   enter the keys for renting and for a store
   ./inv config                 every setting, with value and source
   ./inv docs WORDS             search the documentation, without a network
 
-Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (limits of pods)
+Read on: docs/quickstart.md, docs/concepts.md, docs/money.md (limits of pods)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
 ROOMS = {  # list titles of the scripts/ folders, in list order; folders with equal titles share a group
     "runs": "Runs",

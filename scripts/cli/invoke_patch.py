@@ -196,7 +196,7 @@ class SlipwayProgram(Program):
 
     def no_tasks_given(self) -> None:
         with convert_errors(self.logs):
-            print(front_page.FIRST_SCREEN)
+            print(terminal.wrap_text(front_page.FIRST_SCREEN, sys.stdout))
         raise Exit
 
     def list_flat(self) -> None:

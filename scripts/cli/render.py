@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from infra.interrupts import ExitRequested
 from infra.units import cents as cents
@@ -69,23 +69,18 @@ def new_table(*headings: str) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        right = heading in RIGHT
-        wraps = heading in ("why", "beside", "measure")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
+    for one in headings:
+        no_wrap = one not in ("why", "beside", "measure")
+        table.add_column(one, justify="right" if one in RIGHT else "left", no_wrap=no_wrap)
     return table
 
 
 class FittedTable:
-    """A table with optional columns, dropped from the least important on if the terminal is too narrow.
-
-    Run names must not be truncated, because the next command needs the full name.
-    """
+    """A table with optional columns, dropped if the terminal is too narrow: run names must not be truncated."""
 
     def __init__(self, *headings: str, least: Sequence[int]) -> None:
         """Store the headings, and the indices of the optional columns, the least important first."""
-        self._headings, self._optional_columns = headings, least
-        self._rows: list[tuple[str, ...]] = []
+        self._headings, self._optional_columns, self._rows = headings, least, list[tuple[str, ...]]()
 
     def add_row(self, *cells: str) -> None:
         self._rows.append(cells)
@@ -101,11 +96,15 @@ class FittedTable:
         yield table
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as aligned text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+def columns(rows: Sequence[Sequence[str]], least: Sequence[int] = (), out: TextIO | None = None) -> str:
+    """Return rows as aligned text; on a narrow terminal `out` (default: stdout) wrapped, without columns `least`."""
+    widths, out = [max(map(len, column)) for column in zip(*rows, strict=True)], out or sys.stdout
+    shown, room = [*range(len(widths))], terminal.width_of(out) if out.isatty() else WIDEST
+    for at in least:
+        if sum(widths[one] + 2 for one in shown) - 2 > room:
+            shown.remove(at)
+    lines = ("  ".join(row[at].ljust(widths[at]) for at in shown).rstrip() for row in rows)
+    return terminal.wrap_text("\n".join(lines), out)
 
 
 @contextlib.contextmanager

@@ -122,7 +122,7 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
                 "" if one.ended_at else "still billing",
             )
         )
-    print(render.clean(columns(rows)))
+    print(render.clean(columns(rows, least=(2, 3, 1, 5))))
     for name, amount in spending.by_run(lines).items():
         print(f"{name}: {in_usd(amount)}")
     for name, amount in in_months.items():
@@ -264,7 +264,7 @@ def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> s
         source = "as given" if is_given else f"cheapest and median of {of}"
         price = f"{least} to {most} ({source})" if least != most else f"{least} ({source})"
         rows.append((name, time, price, *map(cents, one.micro_usd), known))
-    return columns(rows)
+    return columns(rows, least=(6, 2))
 
 
 def hours(seconds: float) -> str:

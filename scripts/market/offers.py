@@ -1,6 +1,7 @@
 """The command `inv offers`: machines available for rent now."""
 
 import json as json_text
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ def offers(spec: OffersFlags) -> None:
         )
         return
     print(f"=== Available {f'{request.gpu} ' if request.gpu else ''}Instances (sorted by price) ===")
-    print(render.clean(offers_table.table(found.offers, time.time())))
+    print(render.clean(offers_table.table(found.offers, time.time(), sys.stdout)))
     for one in found.failures:
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
     for line in (line for one in notes.values() for line in one.lines):

@@ -1,8 +1,10 @@
 """Tables of offers, their cost, and the events that end a pod made from an offer."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TextIO
 
 from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
@@ -18,6 +20,7 @@ from scripts.cli.render import columns
 from store import packs
 
 GB = 10**9
+LEAST = (11, 10, 8, 9, 6, 4, 2, 1)  # columns left out on a narrow terminal, the first one first
 MOST_NAMED = 3  # GPU kinds in a table title
 ITSELF = "Add --self-end, and the pod deletes itself when its work is done."
 
@@ -61,7 +64,7 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
 
 
 def show_table(offers: Sequence[Offer]) -> None:
-    render.say(render.clean(table(offers, time.time())))
+    render.say(render.clean(table(offers, time.time(), sys.stderr)))
 
 
 def show_ends(
@@ -75,7 +78,10 @@ def show_ends(
     rows = [("when", "ended by", f"and with {here or 'the laptop'} off, by")]
     can = vendor.can_at(promises.api_of(offer))
     ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
-    render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
+    text = columns([*rows, *((end.what, end.by, end.backstop) for end in ends)], out=sys.stderr)
+    if "\n" * len(ends) != "".join(one for one in text if one == "\n"):  # too wide for the terminal: a paragraph each
+        text = "\n".join(f"- {end.what}: {end.by}; with {here or 'the laptop'} off: {end.backstop}" for end in ends)
+    render.say(text)
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
     if not here:
@@ -115,8 +121,8 @@ def print_laptop_options(ways: Sequence[str]) -> None:
         render.say(f"If the laptop will be off: {said}")
 
 
-def table(found: Sequence[Offer], now: float) -> str:
-    """Return a table with a numbered row per offer; `?` for values the vendor omits."""
+def table(found: Sequence[Offer], now: float, out: TextIO) -> str:
+    """Return a table for `out` with a numbered row per offer; `?` for values the vendor omits."""
     rows = [
         (
             "#",
@@ -151,7 +157,7 @@ def table(found: Sequence[Offer], now: float) -> str:
                 one.instance_type or one.place,
             )
         )
-    return columns(rows)
+    return columns(rows, LEAST, out)
 
 
 def catalogue_table(found: Sequence[PricedOffer]) -> str:

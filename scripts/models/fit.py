@@ -137,7 +137,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote
                 usd,
             )
         )
-    return columns(rows)
+    return columns(rows, least=(6, 5, 4, 3))
 
 
 def advice(

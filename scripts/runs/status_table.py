@@ -1,6 +1,7 @@
 """Renderers for the state of runs: tables for people, and JSON."""
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from infra.units import dollars as usd
 from scripts.cli import command_hints
 from scripts.cli.render import FittedTable, clean, iso
 from scripts.cli.steps_text import record_words, steps_json, steps_table
+from store import terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -140,9 +142,8 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             *map(clean, view.ends),
             view.ssh,
         )
-        lines.extend(
-            Text(command_hints.insert_carried_flags(f"{view.run}: {one}"), style="dim") for one in words if one
-        )
+        texts = (command_hints.insert_carried_flags(f"{view.run}: {one}") for one in words if one)
+        lines.extend(Text(terminal.wrap_text(one, sys.stdout), style="dim") for one in texts)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_tables(at_work, now)] if at_work else []), *lines)
 

@@ -48,7 +48,7 @@ def table(replicas: Sequence[dict[str, Any]]) -> str:
                 one["why"] or one["at"] or "",
             )
         )
-    return columns(rows)
+    return columns(rows, least=(4, 1, 5, 6))
 
 
 def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

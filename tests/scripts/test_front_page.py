@@ -41,7 +41,7 @@ def before_any_environment(*words: str, code: int = 0) -> str:
 
 def test_inv_alone_introduces_the_project_with_six_commands_in_twenty_lines():
     screen = inv()
-    assert len(screen.splitlines()) <= 20
+    assert len(screen.splitlines()) <= 20 and max(map(len, screen.splitlines())) <= 80
     shown = re.findall(r"^  \./inv ([a-z.]+) ", screen, re.MULTILINE)
     assert shown[:6] == ["launch", "chat", "status", "down", "serve.up", "rehearse"]
     assert set(shown) <= set(tasks.namespace.task_names)

@@ -39,6 +39,19 @@ def test_a_command_is_never_cut(screen, command):
         assert command in terminal.wrap_text(f"{'x' * room} go on: {command}; that is all of it for this one", screen)
 
 
+def test_number_stays_beside_its_unit(screen):
+    for room in range(20, 60):
+        wrapped = terminal.wrap_text(f"{'x' * room} took 1.1 s or 2 min 05 s for 3.50 GB, 0.25 USD in all", screen)
+        assert all(one in wrapped for one in ("1.1 s", "2 min", "05 s", "3.50 GB", "0.25 USD"))
+
+
+def test_continued_text_of_an_indented_second_column_is_aligned(screen):
+    first, second = terminal.wrap_text(
+        "  ./inv status    every run: state, step, cost, and all the limits", screen
+    ).split("\n")
+    assert (first, second) == ("  ./inv status    every run: state, step, cost, and all the", f"{' ' * 18}limits")
+
+
 def test_columns_stay_columns(screen):
     said = "/model [NAME]    who answers; with NAME: that one from here on, where there are several\n/help  this"
     first, second, third = terminal.wrap_text(said, screen).split("\n")

@@ -1,5 +1,7 @@
 """Records rendered as text, with any content from a pod."""
 
+import io
+import re
 from dataclasses import replace
 
 from rich.console import Console
@@ -27,6 +29,36 @@ def test_pod_text_neither_controls_the_terminal_nor_becomes_markup():
         shown(steps_text.steps_table({"steps": [STEP]}, 2.0)),
     ):
         assert "[/red] [31mevil [bold]" in text and "\x1b" not in text and "\u202e" not in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_text_table_drops_columns_on_a_narrow_terminal_and_wraps_the_rest_at_spaces(monkeypatch):
+    rows = [("#", "provider", "type", "price"), ("1", "runpod/SECURE", "NVIDIA A100-SXM4-80GB", "1.39 with the disk")]
+    program = render.columns(rows, (2, 1), io.StringIO())
+    assert program.splitlines()[1] == "1  runpod/SECURE  NVIDIA A100-SXM4-80GB  1.39 with the disk"
+    for width, heads in ((59, rows[0]), (58, ("#", "provider", "price")), (30, ("#", "price"))):
+        monkeypatch.setenv("COLUMNS", str(width))
+        first, *others = render.columns(rows, (2, 1), Terminal()).splitlines()
+        assert (tuple(first.split()), len(others)) == (heads, 1) and len(others[0]) <= width
+    monkeypatch.setenv("COLUMNS", "16")
+    assert render.columns(rows, (2, 1), Terminal()).splitlines()[1:] == ["1  1.39 with the", "   disk"]
+
+
+def test_notes_of_a_run_wrap_between_words_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout", screen := Terminal())
+    view = replace(VIEW, note="the vendor has taken the machine away, and the run waits for another one")
+    render.console(stderr=False).print(status_table.status_table([view]), soft_wrap=True)
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in screen.getvalue().splitlines()]
+    assert lines[-3:] == [
+        "brave-otter-3: the vendor has taken the",
+        "machine away, and the run waits for",
+        "another one",
+    ]
 
 
 def test_names_and_states_are_complete_on_any_terminal_and_rows_are_lines_for_a_program(capsys):
