@@ -23,7 +23,7 @@ class ExportFlags(Typed):
     tag: str = flag("", "name of the checkpoints in the store")
     out: str = flag(
         "",
-        "output folder; for --bits gguf an output file (default: a file on this machine, named after the model)",
+        "output folder; for --bits gguf an output file (default: var/exports/MODEL.TYPE.gguf)",
         unit="FOLDER",
     )
     dtype: str = flag("float32", "float32 or bfloat16")
@@ -42,7 +42,8 @@ def export(spec: ExportFlags) -> None:
     if spec.bits == "gguf":
         refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
     named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
-    to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
+    to = Path(spec.out).absolute() if spec.out else ROOT / "var" / "exports" / f"{named}.{spec.gguf_type}.gguf"
+    to.parent.mkdir(parents=True, exist_ok=True)
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
     if spec.bits == "gguf":
         group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]

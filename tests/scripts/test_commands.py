@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from itertools import combinations
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def test_table_and_file_of_a_command_have_the_same_summary(name):
     assert command.work.__name__.rstrip("_") == name.rpartition(".")[2]
     assert command.work.__module__ == entries[name].where.partition(":")[0]
     assert command.record is None or command.record.__module__ == command.work.__module__ or command.record in SHARED
+
+
+@pytest.mark.process
+def test_files_of_commands_go_below_var_by_default_and_git_ignores_inventories():
+    defaults = {
+        name: said[1]
+        for name, command in COMMANDS.items()
+        for one in command.flags
+        if one.spelling == "out" and (said := re.search(r"default: (\S+)\)", one.about))
+    }
+    assert "export" in defaults and {at.partition("/")[0] for at in defaults.values()} <= {"var", "stdout"}, defaults
+    examples = sorted(path.name.removesuffix(".example") for path in DOCS.parent.glob("*.yaml.example"))
+    done = subprocess.run(["git", "check-ignore", *examples], cwd=DOCS.parent, capture_output=True, text=True)
+    assert examples and done.stdout.split() == examples
 
 
 def test_every_command_about_pods_can_be_rehearsed():

@@ -19,7 +19,7 @@ from scripts.cli.session import open_journal
 
 @dataclass(frozen=True, kw_only=True)
 class EjectFlags(OneRunFlags):
-    out: str = flag("", "folder to write (default: RUN-plain)", unit="FOLDER")
+    out: str = flag("", "folder to write (default: var/eject/RUN)", unit="FOLDER")
 
 
 @command(record=EjectFlags, world="", example="inv eject brave-otter-3 --out plain")
@@ -29,7 +29,7 @@ def eject(spec: EjectFlags) -> None:
     with open_journal(settings) as journal:
         op = find_run(journal, spec.run)
         one = receipt.read(op, settings)
-    folder = Path(spec.out or f"{one.run}-plain").absolute()
+    folder = Path(spec.out).absolute() if spec.out else ROOT / "var" / "eject" / one.run
     kept = [RunHome.for_run(op.run, settings.homes).snapshot.code]
     kept += [folder_of(op).code] if op.address and not op.address.startswith("ssh://") else []
     code = next((path for path in kept if (path / "trainer").is_dir()), ROOT)
