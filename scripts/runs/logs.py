@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import io
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -268,6 +269,6 @@ def write(path: Path, offset: int, tail: int | None = None, is_last: bool = True
         lines = [*io.StringIO(text)]
         text = "".join(lines[len(lines) - tail :])
     if text:
-        sys.stdout.write(clean(text))
+        sys.stdout.write(clean(re.sub("\r+(?!\n)", "\n", text)))  # each state of a progress bar is a line
         sys.stdout.flush()
     return offset + len(content) - len(decoder.getstate()[0])

@@ -271,7 +271,8 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         later = (
             f"{'is' if one else 'are'} pending: the market takes a machine when the store has a checkpoint of the run"
         )
-        render.say(f"{left} {later if running else 'did not happen: no other machine had a checkpoint in the store'}")
+        none = "did not happen: no other machine had a checkpoint in the store; own jobs save with slipway.checkpoint"
+        render.say(f"{left} {later if running else none}")
     for problem in problems:
         render.say(render.clean(f"error in the simulated market: {problem}"))
 

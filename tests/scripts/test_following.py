@@ -13,7 +13,7 @@ from infra.providers.local import Local
 from infra.records import Request
 from infra.runs import pods
 from infra.settings import Settings
-from scripts.runs import following
+from scripts.runs import following, logs
 
 pytestmark = pytest.mark.process
 JOB = Job(run="", token="", steps=(Step(name="work", words=("-m", "work")),), limits=Limits(time_s=600.0))
@@ -43,3 +43,9 @@ def test_error_that_ends_the_watch_shows_the_cost_of_the_pod_and_how_to_end_it(
         pods.end(vendor, op, journal)
         with pytest.raises(Exit, match=f"^{error}$"):
             following.follow_to_end(op, journal, settings, as_json=False)
+
+
+def test_each_state_of_a_progress_bar_is_a_line_of_the_output(tmp_path, capsys):
+    (path := tmp_path / "run.log").write_bytes(b"1 of 2\r2 of 2\r\nend\n")
+    assert logs.write(path, 0) == path.stat().st_size
+    assert capsys.readouterr().out == "1 of 2\n2 of 2\nend\n"
