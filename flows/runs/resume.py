@@ -141,7 +141,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         time.sleep(0.1)
         op = journal.op(op.token)
     if observation.is_alive(op, transport_to(settings, op)):
-        tell(f"{op.run} is already running; following it")
+        tell(f"{op.run} is already running")
         return op
     return restart(op, journal, settings, tell)
 

@@ -9,6 +9,7 @@ all work of a pod, the replica outlives the process that launched it. Raises the
 `infra.runs.pods`.
 """
 
+import contextlib
 import errno
 import os
 import random
@@ -194,15 +195,15 @@ class ReplicaLauncher:
             self._remove(op)
 
     def last_error(self, op: Op) -> str:
-        """Return the last error in the log of an ended engine; "" without an error or a log."""
+        """Return the last error in the log of an ended engine, or the end of the log of its environment; "" = none."""
         if op.address:
             self._fetch_log(op)
-        try:
-            with (self.log_of(op.run) / f"{STEP}.log").open("rb") as file:
+        for step in (STEP, ENVIRONMENT):
+            with contextlib.suppress(OSError), (self.log_of(op.run) / f"{step}.log").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - ERROR_BYTES))
-                return engines.last_error(file.read().decode(errors="replace"))
-        except OSError:
-            return ""
+                said = file.read().decode(errors="replace").rstrip()
+                return engines.last_error(said) if step == STEP else said.rpartition("\n")[2]
+        return ""
 
     def log_of(self, run: str) -> Path:
         """Return the folder of the engine's log after the end."""

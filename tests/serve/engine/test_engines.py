@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
+from infra.ledger.op import Op
+from infra.settings import Settings
 from serve import engines
 from serve.engine import memory_fit
 from serve.engine.models import ServedModel
 from serve.engine.options import Tuning
 from serve.engines import ReplicaConfig, command
+from serve.replicas.replica_pod import ReplicaLauncher
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
@@ -290,3 +293,15 @@ def test_unservable_model_is_one_line_and_exit_code_2(tmp_path, said, why):
 ])  # fmt: skip
 def test_last_error_of_an_engine_is_the_root_cause(log, said):
     assert engines.last_error(log) == said
+
+
+def test_cause_of_a_failed_environment_is_the_end_of_its_log(tmp_path):
+    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
+    launcher = ReplicaLauncher("demo", settings, print, b"")
+    op = Op(token="t1", run="demo-0", vendor="ssh", state="TERMINATED")
+    assert launcher.last_error(op) == ""
+    launcher.log_of("demo-0").mkdir(parents=True)
+    (launcher.log_of("demo-0") / "environment.log").write_text("making the environment\nno package index answers\n")
+    assert launcher.last_error(op) == "no package index answers"
+    (launcher.log_of("demo-0") / "engine.log").write_text("RuntimeError: full\nbye\n")
+    assert launcher.last_error(op) == "RuntimeError: full"
