@@ -135,9 +135,9 @@ class SlipwayProgram(Program):
         if hasattr(task, "flags"):
             from scripts.cli import flag_help
 
-            here = next((one for one in self.words.read_so_far[::-1] if one.name == name), None)
-            typed = {} if here is None else here.as_kwargs
-            print("\n".join(flag_help.lines(name, task, None if self.words.is_help_of_all else typed)))
+            typed = next((one.as_kwargs for one in self.words.read_so_far[::-1] if one.name == name), dict[str, Any]())
+            lines = flag_help.lines(name, task, None if self.words.is_help_of_all else typed)
+            print(terminal.wrap_text("\n".join(lines), sys.stdout))
         else:
             super().print_task_help(name)
 
@@ -166,7 +166,7 @@ class SlipwayProgram(Program):
             raise Exit
         with convert_errors(self.logs):
             if self.args.list.value == "--all":  # invoke takes `--all` for the name of a collection
-                print("\n".join(front_page.listing(self.collection)))
+                print(terminal.wrap_text("\n".join(front_page.listing(self.collection)), sys.stdout))
                 raise Exit
             try:
                 super().parse_cleanup()
@@ -203,7 +203,7 @@ class SlipwayProgram(Program):
         if self.list_root or self.list_depth:
             super().list_flat()
         else:
-            print("\n".join(front_page.first_listing(self.collection)))
+            print(terminal.wrap_text("\n".join(front_page.first_listing(self.collection)), sys.stdout))
 
     @property
     def logs(self) -> Path:

@@ -1,5 +1,6 @@
 """The commands `inv fit` and `inv config --profile`: recipes as tables, and the GPUs with enough memory."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns, print_json
+from store import terminal
 from trainer import memory
 from trainer.config import PhaseConfig, Profile
 from trainer.memory import Fit
@@ -74,10 +76,8 @@ def fit(spec: FitFlags) -> None:
     gpus_each = f"{spec.num_gpus} GPUs" if spec.num_gpus > 1 else "one GPU"
     machines = gpus_each if spec.nodes == 1 else f"{spec.nodes} machines of {gpus_each}"
     batch = f"{config.rows} x {config.sequence_len} tokens a step"
-    print(
-        f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {config.steps:,} steps, {batch} "
-        f"(estimates; {machines})"
-    )
+    title = f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {config.steps:,} steps, {batch}"
+    print(terminal.wrap_text(f"{title} (estimates; {machines})", sys.stdout))
     if spec.gpu and len(kinds) == 1:
         print(parts(kinds[0], found[kinds[0].name]))
     else:

@@ -12,10 +12,11 @@ import time
 from flows.supervisor import supervisor_client
 from flows.supervisor.supervisor import serve
 from infra.units import duration, moment
-from scripts.cli import context, render
+from scripts.cli import command_hints, context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import print_json
+from store import terminal
 
 MOST_S = 10.0  # timeout for the first look of a new supervisor
 POLL_S = 0.1
@@ -53,7 +54,8 @@ def supervisor(spec: Output) -> None:
         return
     if pid is None:
         seen = f"; the last supervisor checked at {moment(state.looked_at)}" if state else ""
-        print(f"no supervisor is needed: no service exists, and no run on a remote machine is unattended{seen}")
+        said = f"no supervisor is needed: no service exists, and no run on a remote machine is unattended{seen}"
+        print(terminal.wrap_text(said, sys.stdout))
         return
     print(f"Supervisor: process {pid}; log: {supervisor_client.log_file(settings)}")
     if is_its and state:
@@ -61,7 +63,8 @@ def supervisor(spec: Output) -> None:
         print(f"Runs: {', '.join(state.runs) or 'none'}")
         print(f"Services: {', '.join(state.services) or 'none'}")
         for name, why in state.given_up.items():
-            print(f"Given up: {name}: {render.clean(why)}. See: inv status {name}")
+            said = f"Given up: {name}: {render.clean(why)}. See: inv status {name}"
+            print(terminal.wrap_text(command_hints.insert_carried_flags(said), sys.stdout))
 
 
 def _say(text: str) -> None:
