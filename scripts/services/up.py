@@ -142,7 +142,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     limit = service.slipway.spend_limit
     cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
     until = f"{cost}; nothing was started" if is_asked else cost
-    render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
+    render.say(f"{count(least, 'replica')}{missing}: about {render.cents(rate)} USD/h; {until}")
     if limit:
         each = Limits(spend_micro_usd=limit_of(limit) // most)
         rented = [(one, each) for one in offers if is_rented(one.provider)]
