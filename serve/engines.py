@@ -50,7 +50,7 @@ SAID = {  # phase -> log lines of vLLM 0.32.0 that start the phase, for every wa
 }
 GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}  # requested dtype -> llama.cpp type
 ERROR = re.compile(r"\b(?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+")  # the last line of a traceback
-REFERS = re.compile("root cause above|EngineDeadError")  # vLLM's API server, about the error of its core
+REFERS = re.compile("root cause|EngineDeadError| (WARNING|INFO) ")  # about an error elsewhere, or a possible one
 LONGEST_ERROR = 300  # letters
 LONGEST_SAID = 64  # bytes; longer than every text in SAID
 # With an empty list vLLM fetches media from every host. No host has this name (RFC 2606).

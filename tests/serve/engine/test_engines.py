@@ -282,14 +282,16 @@ def test_unservable_model_is_one_line_and_exit_code_2(tmp_path, said, why):
 
 
 @pytest.mark.parametrize(("log", "said"), [
-    ("(EngineCore pid=7) ERROR 11-27 [core.py:842] RuntimeError: Unsupported configuration: head_dim=16\n"
+    ("(APIServer pid=6) WARNING 11-29 [system_utils.py:255] This can cause errors like `OSError: Too many open files`\n"
+     "(EngineCore pid=7) ERROR 11-27 [core.py:842] RuntimeError: Unsupported configuration: head_dim=16\n"
      "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s)\n"
+     "(EngineCore pid=7) RuntimeError: Worker failed with error 'Unsupported', check the trace for the root cause\n"
      "[shutdown] MPClient: complete\nresource_tracker: There appear to be 1 leaked shared_memory objects\n",
      "RuntimeError: Unsupported configuration: head_dim=16"),
     ("Traceback (most recent call last):\ntorch.cuda.OutOfMemoryError: CUDA out of memory\n",
      "torch.cuda.OutOfMemoryError: CUDA out of memory"),
     ("serve.engines: vllm: a as 'b'\nserve.engines: the model does not fit\n", "serve.engines: the model does not fit"),
-    ("INFO: 0 errors: fine\n", ""),
+    ("(EngineCore pid=7) INFO 11-29 retried after TimeoutError: late\nINFO: 0 errors: fine\n", ""),
 ])  # fmt: skip
 def test_last_error_of_an_engine_is_the_root_cause(log, said):
     assert engines.last_error(log) == said
