@@ -76,30 +76,51 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     document = with_environment(document, settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
-    if own_run.is_wanted(service, spec.engine, spec.model or spec.tag, own_model(service, spec, before)):
-        if spec.config:
-            document = own_run.with_full_paths(document)
-        revision.check_file(service, tell, is_own_run=True)
-        is_here = placement.candidates(provider, settings) == ("local",)
-        if is_here and spec.replicas is None:
-            document = own_run.with_one_replica(document, service, tell)
-        version = revision.own_version(document, provider, settings.store, name)
-        own_run.check(version.service, is_here, settings)
-        return Revision(name, revision.with_limit(version, settings, tell), row, old)
-    if service.secrets:
-        raise UsageError(f"envs: {', '.join(service.secrets)}: only a file without a model passes secrets to its `run`")
-    document = revision.with_probed_name(document, service, name, tell)
-    service = service_file.parse(f"service {name}", document)
-    revision.check_file(service, tell)
-    said = revision.requested_model(service, spec.config, spec.model, spec.tag, before)
-    source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())
-    version = revision.first_version(document, source, provider, spec.engine, settings.store, before, name)
-    version = with_capable_engine(version, bool(spec.engine), tell)
+    draft = Draft(name=name, service=service, document=document, provider=provider, before=before)
+    is_own = own_run.is_wanted(service, spec.engine, spec.model or spec.tag, own_model(service, spec, before))
+    version = (version_of_run if is_own else version_of_model)(draft, spec, settings, tell)
     paid = {"spend-limit": spec.spend_limit, "use-spot": spec.use_spot, "max-price": spec.max_price}
     if (only_rented := [one for one in paid if paid[one]]) and not revision.may_rent(version, settings):
         raise UsageError(f"--{only_rented[0]} applies to rented machines; this machine costs nothing")
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_memory_need(version, settings, tell), row, old)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """The service file of the next version, with the flags of the command."""
+
+    name: str
+    service: service_file.Service
+    document: dict[str, Any]
+    provider: str
+    before: Version | None
+
+
+def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say) -> Version:
+    """Return the version of a service whose engine is the `run` of the file. Raises UsageError."""
+    document = own_run.with_full_paths(draft.document) if spec.config else draft.document
+    revision.check_file(draft.service, tell, is_own_run=True)
+    is_here = placement.candidates(draft.provider, settings) == ("local",)
+    if is_here and spec.replicas is None:
+        document = own_run.with_one_replica(document, draft.service, tell)
+    version = revision.own_version(document, draft.provider, settings.store, draft.name)
+    own_run.check(version.service, is_here, settings)
+    return version
+
+
+def version_of_model(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say) -> Version:
+    """Return the version of a service that serves a model. Raises UsageError."""
+    name, before = draft.name, draft.before
+    if hidden := draft.service.secrets:
+        raise UsageError(f"envs: {', '.join(hidden)}: only a file without a model passes secrets to its `run`")
+    document = revision.with_probed_name(draft.document, draft.service, name, tell)
+    service = service_file.parse(f"service {name}", document)
+    revision.check_file(service, tell)
+    said = revision.requested_model(service, spec.config, spec.model, spec.tag, before)
+    source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())
+    version = revision.first_version(document, source, draft.provider, spec.engine, settings.store, before, name)
+    return with_capable_engine(version, bool(spec.engine), tell)
 
 
 def own_model(service: service_file.Service, spec: ServeSpec, before: Version | None) -> str:

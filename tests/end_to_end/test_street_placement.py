@@ -116,7 +116,8 @@ def test_preempted_replicas_are_replaced_within_the_budget(tmp_path):
         assert [one["kind"] for one in shown[:2]] == ["spot", "on-demand"]
         asked = installation.world.run(*line)
         refused = asked.stderr
-        price = f"2 replicas: about {2 * Decimal(shown[0]['usd_per_hour'])} USD/h; limit for all replicas: 40.00 USD"
+        usd_per_hour = 2 * Decimal(shown[0]["usd_per_hour"])
+        price = f"2 replicas: about {usd_per_hour:.2f} USD/h; limit for all replicas: 40.00 USD"
         assert asked.returncode == 2 and price in refused
         assert "nothing was changed. Pass --yes" in refused and not installation.world.json(
             "serve.status", "--rehearse"
