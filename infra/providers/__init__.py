@@ -213,6 +213,10 @@ class Market(Provider, Protocol):
         Send no request.
         """
 
+    def latest_now(self) -> float:
+        """Return the latest possible time by the vendor's clock, for costs: answers take time to arrive."""
+        return self.now()
+
     @property
     def skew_problem(self) -> str:
         """Return why the vendor's timer cannot be trusted: the clocks are far apart; "" for close clocks."""

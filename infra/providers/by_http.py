@@ -55,6 +55,9 @@ class ByHttp(Market):
     def now(self) -> float:
         return self.api.now()
 
+    def latest_now(self) -> float:
+        return self.api.latest_now()
+
     def offers(self, request: Request) -> list[Offer]:
         return satisfying(request, self.catalog(request))
 

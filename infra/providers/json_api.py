@@ -40,6 +40,7 @@ WORDY = 16  # characters; a shorter key may match part of a token of ours in a l
 MOST_REDIRECTS = 3
 LONGEST_WAIT_S = 60.0
 BACKOFF = Backoff(first_s=0.5, longest_s=8.0, certain=0.0)
+DATE_GRAIN_S = 1.0  # the Date of an answer is cut to seconds
 MOST_SKEW_S = 3600.0  # seconds between a vendor's clock and ours, above which timers are not trusted
 DEEPEST = 64  # nesting depth at which lists and objects become null
 MOST_DIGITS = 1000  # digits of an integer
@@ -163,6 +164,7 @@ class JsonApi:
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
         self._clocks: tuple[float, float] | None = None  # the vendor's clock and the boot clock, read at the same time
         self._skew_s = 0.0
+        self._answer_s = 0.0  # duration of the last request
 
     @property
     def owner(self) -> str:
@@ -178,6 +180,10 @@ class JsonApi:
             return time.time()
         theirs, boot_s = self._clocks
         return theirs + (boottime_s() - boot_s) * self.clock_scale
+
+    def latest_now(self) -> float:
+        """Return the latest possible time by the vendor's clock: `now` lacks the travel time of the last answer."""
+        return self.now() + DATE_GRAIN_S + self._answer_s * self.clock_scale
 
     @property
     def skew_problem(self) -> str:
@@ -294,6 +300,7 @@ class JsonApi:
         headers = {**self._headers, **options.pop("headers", {})}
         if options.get("content") is not None:
             headers["Content-Type"] = "application/json"
+        began_s = boottime_s()
         verify, timeout = self._tls, httpx.Timeout(self.attempt_s, connect=min(10.0, self.attempt_s))
         async with httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=not self.is_loopback) as client:
             async with client.stream(method, url, headers=headers, **options) as response:
@@ -302,6 +309,7 @@ class JsonApi:
                     body += chunk
                     if len(body) > self.most_bytes:
                         raise _TooLong
+            self._answer_s = boottime_s() - began_s
             self._update_clock(response.headers.get("date", ""))
             for secret in self._secrets:  # a server may echo the key, and the body goes into messages
                 if response.status_code >= 300 or len(secret) >= WORDY:

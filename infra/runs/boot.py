@@ -86,7 +86,7 @@ def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
     rate = pod.rate(op.rate)
     if not pod.billed_at:
         return {"rate": rate}
-    ago_s = max(0.0, provider.now() - pod.billed_at) / provider.clock_scale
+    ago_s = max(0.0, provider.latest_now() - pod.billed_at) / provider.clock_scale
     sent_at = float(op.intent_at if op.sent_at is None else op.sent_at)
     now = read_clocks()
     since_s = now.wall_s - sent_at

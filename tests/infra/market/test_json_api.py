@@ -169,6 +169,15 @@ def test_time_comes_from_the_vendors_clock(stand):
     assert 7195 < asking.now() - time.time() < 7205
 
 
+def test_latest_time_includes_the_travel_time_of_a_slow_answer(stand):
+    slow = Answer(200, {"name": "one"}, {"Date": formatdate(1e9, usegmt=True)}, how="drip")
+    stand.on("GET /thing", slow)
+    asking = api(stand, clock_scale=60.0)
+    asking.read("/thing", Thing)
+    travel_s = 0.05 * len(slow.content)  # a byte each 0.05 s, after the Date
+    assert asking.latest_now() - asking.now() >= 60 * travel_s
+
+
 def test_vendor_text_has_no_terminal_control_codes(stand):
     stand.on("GET /thing", Answer(404, {"detail": "a\x1b[2Jb\u202ec"}))
     with pytest.raises(VendorRefused) as caught:
