@@ -66,7 +66,8 @@ class MountFolder:
         """Return the files to upload, oldest first, then the files to delete in the store."""
         now = self._local_stamps()
         new = sorted((one for one, stamp in now.items() if self._synced.get(one) != stamp), key=lambda one: now[one][1])
-        return [*new, *(name for name in self._synced if name not in now)]
+        # Without the folder itself, a cleanup of the pod and no job has removed the files.
+        return [*new, *(name for name in self._synced if name not in now and self.here.is_dir())]
 
     def upload_changes(self, last: bool = False) -> list[str]:
         """Upload files unchanged since the last look, or all files if `last`; return the names still pending."""

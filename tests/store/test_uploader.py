@@ -534,3 +534,7 @@ def test_a_mounted_folder_is_uploaded_and_available_to_the_next_run(tmp_path):
     assert second.pending() == ["marker"] and second.upload_changes() == []
     third = MountFolder(str(tmp_path / "store"), "data", tmp_path / "third")
     assert third.download_missing(lambda done, total: None) == 1
+    shutil.rmtree(third.here)  # a cleanup of the pod, no deletion by the job
+    assert third.pending() == third.upload_changes(last=True) == []
+    fourth = MountFolder(str(tmp_path / "store"), "data", tmp_path / "fourth")
+    assert fourth.download_missing(lambda done, total: None) == 1

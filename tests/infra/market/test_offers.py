@@ -250,7 +250,8 @@ def test_very_many_offers_are_compared_once_per_kind_and_sorted_by_price():
     assert (found.offers[0].offer_id, len(found.offers)) == ("3", 2_857)
     with pytest.raises(NoOffer, match="none of 20000 offers matches"):
         require(survey([OfferSource("m", lambda _: many)], Request(run="x", gpu="H100")), Request(run="x", gpu="H100"))
-    assert gpus.is_asked.cache_info().misses - before <= 14 + 2
+    typos = len(gpus.GPUS)  # the answer without a match looks for a similar name in the table
+    assert gpus.is_asked.cache_info().misses - before <= 14 + 2 + typos
 
 
 @pytest.mark.process
