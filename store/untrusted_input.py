@@ -255,9 +255,10 @@ def is_part(name: str) -> bool:
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a relative path stays inside its base folder."""
-    is_short = len(path) <= LONGEST and "\0" not in path and "\\" not in path
-    return is_short and all(part not in ("", ".", "..") for part in path.split("/"))
+    """Return whether a relative path can be a file inside its base folder."""
+    parts = path.split("/")
+    is_short = len(path) <= LONGEST and max(len(part.encode(errors="surrogatepass")) for part in parts) <= NAME_BYTES
+    return is_short and "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(parts)
 
 
 def is_of_checkpoint(path: str) -> bool:

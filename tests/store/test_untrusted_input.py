@@ -74,6 +74,7 @@ def test_an_arbitrary_record_of_verified_files_is_read_or_ignored(root, document
 @pytest.mark.process
 @MANY
 @given(document=hostile.documents(CHECKPOINT))
+@example(document=json.dumps({**CHECKPOINT, "files": [{**FILE, "path": "x" * 300}]}).encode())  # no file name
 def test_a_checkpoint_with_any_manifest_is_reported_as_damaged_and_hides_no_checkpoint(tmp_path, document):
     for step, content in ((5, document), (6, json.dumps({**CHECKPOINT, "step": 6}).encode())):
         for folder in ("runs/calm-ox-1/work/checkpoints/base", "here/base"):
