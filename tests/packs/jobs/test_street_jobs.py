@@ -116,16 +116,22 @@ def test_pending_uploads_of_a_mounted_folder_are_shown(world, tmp_path):
     assert (store / "growing").read_text() == (world.folder / "pods/kept/work/mounts/numbers/growing").read_text()
 
 
-@pytest.mark.nightly
-def test_job_reads_and_writes_a_bucket(world, tmp_path, s3_server, monkeypatch):
-    uri = s3_server.bucket()
+@pytest.fixture
+def bucket(world, s3_server, monkeypatch):
+    """Return an empty bucket that the commands of `world` reach."""
     environ = {**KEY, "AWS_ENDPOINT_URL": s3_server.url}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    bucket = open_place(uri)
-    bucket.create()
-    bucket.put({"shelf/a.txt": b"words", "one.txt": b"one"})
     world.extra.update(environ)
+    found = open_place(s3_server.bucket())
+    found.create()
+    return found
+
+
+@pytest.mark.nightly
+def test_job_reads_and_writes_a_bucket(world, tmp_path, bucket):
+    uri = bucket.uri
+    bucket.put({"shelf/a.txt": b"words", "one.txt": b"one"})
     file = tmp_path / "job.yaml"
     file.write_text(
         f"file_mounts:\n  ~/shelf: {{source: {uri}/shelf}}\n  ~/copy: {{source: {uri}/shelf, mode: COPY}}\n"
@@ -365,15 +371,9 @@ def test_secret_equal_to_a_field_name_is_masked_and_changes_no_state(tmp_path):
 
 
 @pytest.mark.nightly
-def test_every_node_finds_the_files_of_a_bucket(world, tmp_path, s3_server, monkeypatch):
-    uri = s3_server.bucket()
-    environ = {**KEY, "AWS_ENDPOINT_URL": s3_server.url}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    bucket = open_place(uri)
-    bucket.create()
+def test_every_node_finds_the_files_of_a_bucket(world, tmp_path, bucket):
+    uri = bucket.uri
     bucket.put({"a.txt": b"words"})
-    world.extra.update(environ)
     file = tmp_path / "job.yaml"
     file.write_text(
         f"num_nodes: 2\nfile_mounts: {{~/shelf: {{source: '{uri}'}}}}\n"
