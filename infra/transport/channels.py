@@ -182,18 +182,17 @@ class Duplex:
 class StdinWriter:
     """Writer thread for the stdin of a channel, parallel to the reader of the output."""
 
-    def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:
+    def __init__(self, channel: Any) -> None:
         self.error: BaseException | None = None
         self._channel = channel
-        self._pieces = pieces
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, pieces: Iterable[bytes]) -> None:
         """Start the thread, or close stdin at once when no pieces are given."""
-        if self._pieces == ():
+        if pieces == ():
             self._channel.shutdown_write()
             return
-        self._thread = threading.Thread(target=self._feed, daemon=True)
+        self._thread = threading.Thread(target=self._feed, args=(iter(pieces),), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -201,8 +200,7 @@ class StdinWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def _feed(self) -> None:
-        pieces: Iterator[bytes] = iter(self._pieces)
+    def _feed(self, pieces: Iterator[bytes]) -> None:
         while True:
             try:
                 piece = next(pieces, None)

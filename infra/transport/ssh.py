@@ -294,10 +294,9 @@ class Ssh:
             script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
             pieces = itertools.chain([exports], pieces)
         with self._session(deadline) as (link, channel):
-            framed = Framed(channel, frame)
-            feeder = StdinWriter(channel, channels.begin(link, channel, frame, script, pieces))
+            framed, feeder = Framed(channel, frame), StdinWriter(channel)
             try:
-                feeder.start()
+                feeder.start(channels.begin(link, channel, frame, script, pieces))
                 framed.read_until_exit(out, err, deadline)
             except SizeExceeded:
                 channels.kill(link, framed.out.shell_pid)

@@ -32,8 +32,8 @@ SPEED = 600.0
 HOUR_S = 3600.0
 FAKETIME = debian.PACKAGES["libfaketime"][0]
 OVER = 1.05
-# Requests, and the shifts of the clock file, are recorded to the real second: simulated ten minutes each. A vendor bills
-# by the minute.
+# Requests, and the shifts of the clock file, are recorded to the real second: simulated ten minutes each. A vendor
+# bills by the minute.
 GRACE_S = 2 * SPEED + 60
 CAP = 1_000_000  # micro-USD, at 1.00 USD/h: an hour
 SHIFTS_H = (-11, -3, 3, 11)

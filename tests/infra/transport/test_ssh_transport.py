@@ -11,12 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address
+from infra.transport import channels
 from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.protocol import SILENT_S, ConnectionLost, Unreachable
 from infra.transport.ssh import Ssh
@@ -253,6 +255,26 @@ def test_a_command_that_may_have_run_is_not_repeated_and_runs_on(pod, sshd, tmp_
         until(lambda: ended.exists() and len(ended.read_text()) == 2 * number, "the end of the job")  # noqa: B023
         go.unlink()
         assert len(began.read_text()) == 2 * number
+
+
+@pytest.mark.parametrize("stdin", [None, b"input"])
+def test_a_connection_lost_as_the_command_is_sent_is_a_lost_connection(pod, stdin, monkeypatch):
+    """paramiko raises EOFError to the sender if its reader thread has not seen the loss."""
+    begin = channels.begin
+
+    def begin_after_loss(link, *args):
+        link.transport.packetizer.write_all = partial(broken_pipe, link.transport.sock)
+        return begin(link, *args)
+
+    def broken_pipe(sock, _):
+        sock.shutdown(socket.SHUT_RDWR)
+        raise EOFError
+
+    assert pod.run(["echo", "here"], timeout_s=20).stdout == "here\n"
+    with monkeypatch.context() as patch, pytest.raises(ConnectionLost, match="echo: .*check before you repeat"):
+        patch.setattr(channels, "begin", begin_after_loss)
+        pod.run(["echo", "here"], timeout_s=20, stdin=stdin)
+    assert pod.run(["echo", "here"], timeout_s=20).stdout == "here\n"
 
 
 def test_a_missing_server_is_reported_at_once(sshd, tmp_path):  # noqa: F811
