@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from scripts.project import debian
 from store import packs
@@ -72,10 +72,13 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Slowest())
         config.pluginmanager.register(Failures(config))
-    settings.register_profile("day", derandomize=True)
-    if "not nightly" in config.option.markexpr:
-        settings.load_profile("day")
-    else:
+    # A busy machine draws slowly: no test may depend on a duration.
+    calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+    settings.register_profile("night", calm)
+    settings.register_profile("day", calm, derandomize=True)
+    is_day = "not nightly" in config.option.markexpr
+    settings.load_profile("day" if is_day else "night")
+    if not is_day:
         os.environ.setdefault(seeds.VARIABLE, seeds.DRAWN)
     is_fast = config.getoption("--fast")
     config.pluginmanager.register(pure.Guard(is_fast))

@@ -5,7 +5,7 @@ import os
 import struct
 
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given, settings
 
 from data.chat.imported import make as talk
 from data.config import TalkSpec, TokenizerSpec, filled_files, source_files
@@ -21,9 +21,7 @@ from data.tokens.tokenizer import load
 from data.verify import verify
 from tests import hostile, seeds
 
-MANY = settings(
-    max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=seeds.examples(8, 300))
 LINES = [f"document {number} of those that words were taken from" for number in range(40)]
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from infra.agent import untrusted_json as agents
 from infra.agent.execution.progress import RecordTail
@@ -18,9 +18,7 @@ from scripts.cli import render, steps_text
 from scripts.runs import status_table
 from tests import hostile, seeds
 
-MANY = settings(
-    max_examples=seeds.examples(40, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=seeds.examples(40, 600))
 RECORD = {
     "kind": "progress", "at": 1e9, "done": 5, "total": 10, "unit": "tokens", "step": 3, "loss": 1.5,
     "tokens_per_s": 7.5, "mfu": 0.1, "eta_s": 9.0, "curve": [1.5, 2.0], "text": "",

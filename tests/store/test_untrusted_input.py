@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from store import catalogue, untrusted_input
 from store.artifacts.artifacts import Store
@@ -29,9 +29,7 @@ CHECKPOINT = {
     "schema": 1, "step": 5, "phase": "base", "run": "calm-ox-1", "files": [FILE], "metrics": {"loss": 1.5},
     "config": {"data": {}}, "timestamp": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
-MANY = settings(
-    max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=seeds.examples(8, 300))
 
 
 @pytest.fixture(scope="module")

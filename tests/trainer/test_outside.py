@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given, settings
 
 from flows.models import init_model
 from infra.errors import UsageError
@@ -28,9 +28,7 @@ from trainer.reporting import jsonl_log
 ROOT = Path(__file__).parents[2]
 TINY = replace(LLAMA, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
 CONFIG = huggingface.config_json(TINY, "float32", 0, [1])
-MANY = settings(
-    max_examples=seeds.examples(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=seeds.examples(8, 300))
 ALONE = settings(MANY, max_examples=seeds.examples(6, 200))
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.text import long_documents
@@ -14,7 +14,6 @@ ODD = st.text(st.one_of(st.characters(), st.sampled_from('\\\n\r"/u\ud83d\ude00\
 ROWS = st.dictionaries(
     st.sampled_from(["text", "id", "giant"]), st.one_of(ODD, st.none(), st.lists(ODD), st.integers())
 )
-few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,6 @@ def tiny(monkeypatch):
     monkeypatch.setattr("data.text.document_batch.GIANT", -1)
 
 
-@few
 @given(ROWS, st.booleans(), st.sampled_from([None, 1]))
 def test_object_equals_the_result_of_json(row, ascii, indent):
     raw = json.dumps(row, ensure_ascii=ascii, indent=indent).encode("utf-8", "replace")
@@ -53,7 +51,6 @@ def test_invalid_json_is_refused(raw):
         long_documents.take_text(bytearray(raw))
 
 
-@few
 @given(ODD, ROWS)
 def test_json_line_is_read_as_written(text, columns):
     columns.pop("text", None)
@@ -65,7 +62,6 @@ def test_json_line_is_read_as_written(text, columns):
     assert found == json.loads(json.dumps(columns, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-@few
 @given(ODD)
 def test_escapes_are_decoded(text):
     text = text.encode("utf-8", "replace")
@@ -80,7 +76,6 @@ def test_line_with_an_impossible_escape_is_refused(line):
         unescape_giant(bytearray(line))
 
 
-@few
 @given(st.one_of(st.binary(), ODD.map(lambda text: text.encode("utf-8", "replace"))))
 def test_invalid_text_is_replaced(raw):
     texts = [raw]

@@ -64,7 +64,7 @@ def test_random_strings_have_the_same_ids(tokenizer, library_tokenizer, text, ro
         assert our_ids(tokenizer, texts) == library_tokenizer(texts)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.text() | st.sampled_from([*SPACES, *BITS, *SPECIALS]), max_size=8).map("".join))
 @example("<|bos|>" * 3)
 @example("a\n \n  b \t\r\n")
@@ -82,7 +82,7 @@ def test_every_character_has_the_same_category(tokenizer, library_tokenizer, rou
 
 
 @given(st.lists(st.binary(max_size=24), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_invalid_utf_8_is_repaired_like_in_text_shards(tokenizer, library_tokenizer, raw):
     mended = list(raw)
     replace_invalid_utf8(mended)
@@ -103,7 +103,7 @@ def test_half_a_surrogate_pair_is_refused(tokenizer):
 
 
 @given(st.lists(st.sampled_from(["it's", "a", "B c", " d", "12", "é", "\n", "'s", " x y", "..", "  "]), max_size=40))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, library_tokenizer, parts):
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:

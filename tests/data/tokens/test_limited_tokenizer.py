@@ -126,7 +126,7 @@ def pair(tmp_path_factory):
 
 
 @given(st.lists(st.text(), max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_child_makes_the_same_ids_and_text(pair, texts):
     here, there = pair
     ids = [one.tolist() for one in there.encode_batch(texts)]

@@ -144,7 +144,7 @@ def test_batch_depends_only_on_seed_and_step(many_documents, kind):
     assert fresh.batch(0).shape == (4, 17) and fresh.batch(0).dtype == np.int64
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(sorted(LOADERS)), rows=st.integers(1, 9), length=st.integers(1, 200),
     seed=st.integers(0, 1 << 62), stopped=st.integers(0, 60), more=st.integers(1, 5),
@@ -247,7 +247,7 @@ def reference_rows(lengths, row_len):
         rows.append(row)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lengths=st.lists(st.integers(1, 40), max_size=60), row_len=st.integers(1, 50))
 def test_best_fit_equals_its_source(lengths, row_len):
     made = fill_rows(lengths, row_len)
@@ -255,7 +255,7 @@ def test_best_fit_equals_its_source(lengths, row_len):
     assert [pieces[begin:end] for begin, end in pairwise(made.begins)] == reference_rows(lengths, row_len)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(size=st.integers(1, 5000), seed=st.integers(0, 1000), table=st.sampled_from([0, 1 << 22]))
 def test_a_shuffle_has_every_number_once(size, seed, table):
     order = Shuffle(size, np.random.default_rng(seed), table)

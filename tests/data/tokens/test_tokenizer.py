@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.chat import conversations
@@ -35,7 +35,6 @@ def test_the_chat_tokens_are_the_last_nine_ids_in_their_order(tokenizer):
     assert tokenizer.decode([first, first + 4]) == "<|bos|><|assistant_end|>"
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_restored(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text

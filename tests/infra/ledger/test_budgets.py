@@ -196,9 +196,7 @@ class Purse(RuleBasedStateMachine):
 
 
 TestPurse = Purse.TestCase
-TestPurse.settings = settings(
-    max_examples=seeds.examples(8, 1000), stateful_step_count=25, deadline=None, database=None
-)
+TestPurse.settings = settings(max_examples=seeds.examples(8, 1000), stateful_step_count=25, database=None)
 
 
 def test_eight_concurrent_requests_are_paid_only_up_to_the_amount(journal, environ):

@@ -526,4 +526,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=25, stateful_step_count=20, deadline=None, database=None)
+TestHistories.settings = settings(max_examples=25, stateful_step_count=20, database=None)

@@ -522,9 +522,7 @@ def play(machine: Launches, *rules: Callable[[Launches], object]) -> Counter[str
 
 
 def explore(examples: int) -> None:
-    checks = settings(
-        max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    checks = settings(max_examples=examples, stateful_step_count=25, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Launches, settings=checks)
 
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import asdict
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.ledger.timings import RunTimes, Timings
@@ -52,8 +52,7 @@ def test_a_damaged_record_is_skipped_and_named(timings):
     assert timings.tokens() == {"sw1-a", *damaged}
 
 
-@settings(max_examples=seeds.examples(40, 600), deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@settings(max_examples=seeds.examples(40, 600))
 @given(text=st.binary(max_size=200), at=st.integers(0, 3000))
 def test_a_record_of_any_content_is_read_or_skipped(timings, text, at):
     whole = json.dumps(asdict(RUN), indent=1).encode()

@@ -10,7 +10,7 @@ from email.utils import formatdate
 from typing import NoReturn
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.agent.job import Job, Limits
@@ -107,8 +107,7 @@ SECONDS = st.none() | st.floats() | st.sampled_from([0.0, 60.0, 86_400.0])
 AMOUNTS = st.none() | st.integers(-5, 10**12) | st.sampled_from([0, 20_000_000])
 
 
-@settings(max_examples=50, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+@settings(max_examples=50)
 @given(price=PRICES, forged=st.none() | st.integers(-1, 1), time_s=SECONDS, amount=AMOUNTS)
 def test_every_rented_pod_has_a_finite_limit(desk, journal, price, forged, time_s, amount):
     desk.prices(price)

@@ -5,7 +5,7 @@ import json
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.pods import accounts
@@ -41,8 +41,7 @@ FIND = {"shadeform": "GET /instances/{id}/info", "lium": "GET /pods/{id}", "runp
 END = {"shadeform": "POST /instances/{id}/delete", "lium": "DELETE /pods/{id}", "runpod": "DELETE /v2/pods/{id}"}
 PATHS = [operation.split()[1] for table in (LIST, FIND, END) for operation in table.values()]
 OURS = "sw1-0a1b2c3d-aaaaaaaaaaaaaaaa"
-QUICK = settings(max_examples=40, deadline=None,
-                 suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+QUICK = settings(max_examples=40)
 
 
 @pytest.fixture(params=VENDORS)

@@ -30,7 +30,7 @@ from tests import seeds
 BASE = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0,
                 fixed_s=4.0)  # fmt: skip
 SECONDS = st.floats(0.1, 1e5)
-MANY = settings(max_examples=seeds.examples(40, 600), deadline=None)
+MANY = settings(max_examples=seeds.examples(40, 600))
 
 
 def step_record(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> StepTime:

@@ -309,5 +309,5 @@ class Life(RuleBasedStateMachine):
         assert self.world.spent_micro_usd("lium") <= 2 * USD + 4 * 3000
 
 
-Life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Life.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestLife = Life.TestCase

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.runs.keepers.recovery import POD, REPLICA, RUN, RecoveryAction, RecoveryDecision, decide
@@ -117,7 +117,6 @@ def test_a_replica_is_replaced_in_cases_where_a_run_is_resumed(seen, run, replic
     assert [decide([seen], spec).action for spec in (RUN, POD, REPLICA)] == [run, run, replica]
 
 
-@settings(deadline=None)
 @given(st.sampled_from((RUN, REPLICA, POD)), st.lists(st.floats(0, 3e4), max_size=60))
 def test_restarts_respect_the_budget_and_the_backoff(spec, failures_after_s):
     """Fail at any time: each start comes after its wait, and a full window allows no further start."""

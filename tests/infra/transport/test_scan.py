@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
@@ -188,7 +188,7 @@ def test_an_answer_is_remembered_until_the_file_or_the_keys_change(root, monkeyp
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(SECRETS)), st.integers(0, 3 * OVERLAP_BYTES), st.lists(st.integers(1, 5000), min_size=1))
 def test_a_secret_is_found_for_any_split_of_the_file(what, before, cuts):
     text = b"\n" * before + SECRETS[what].encode("latin-1") + b"\n" * 50

@@ -15,6 +15,8 @@ from tests.trainer.model.test_model import IDS
 from trainer.errors import Refused
 from trainer.model import export
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -133,7 +135,6 @@ def same(found: Tensor, wanted: Tensor) -> None:
     assert apart.median() < 1e-4 * wanted.std() and apart.max() < 0.05 * wanted.std(), (apart.median(), apart.max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("raw", [ONE_BIT_LLM, MICROSOFT], ids=["1bitLLM", "microsoft"])
 def test_master_weights_of_both_layouts_give_the_logits_of_transformers(raw, tmp_path):
     theirs = transformers_model(raw)
@@ -150,7 +151,6 @@ def test_master_weights_of_both_layouts_give_the_logits_of_transformers(raw, tmp
         same(model(IDS), logits_of(theirs))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("linear", ["autobitlinear", "bitlinear"])
 def test_stored_symbols_and_scales_give_the_logits_of_transformers(linear, tmp_path):
     how = {"linear_class": linear, "quantization_mode": "offline", "quant_method": "bitnet"}
@@ -168,7 +168,6 @@ def test_stored_symbols_and_scales_give_the_logits_of_transformers(linear, tmp_p
         assert scale == pytest.approx(1 / stored if linear == "bitlinear" else stored, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_model_of_gated_relu2_is_exported_in_the_format_of_transformers(inputs, tmp_path):
     theirs = transformers_model(MICROSOFT)
     came = export.read(folder_of(MICROSOFT, dict(theirs.state_dict()), tmp_path / "hf")).eval()

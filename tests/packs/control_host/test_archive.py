@@ -173,7 +173,7 @@ def test_files_of_an_archive_have_plain_names(host, kind, name):
     assert not host.parent.exists()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mistyped(GOOD) | spliced(GOOD))
 def test_any_archive_is_read_or_refused_with_a_reason(raw):
     for read in (archive.check, archive.live_rows, archive.runs_over):

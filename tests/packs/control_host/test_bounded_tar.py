@@ -7,7 +7,7 @@ import stat
 import tarfile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
@@ -172,7 +172,7 @@ def archives(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(archives())
 def test_any_archive_changes_only_its_own_folder(tmp_path_factory, raw):
     base = tmp_path_factory.mktemp("any")

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.errors import SlipwayError, UsageError
@@ -226,7 +226,7 @@ def test_files_of_runs_contain_only_these_runs_and_no_other_path(tmp_path):
     assert names(here) == ["top/pod/logs/base.log"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(
     mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=200), st.sampled_from(["top/x", "../x", "top/../../x", "/x"])
 )

@@ -54,7 +54,7 @@ def test_reason_with_escape_sequences_does_not_control_the_terminal():
     assert found.problem.startswith("\\x1b]52;c;AAAA\\x07xxx") and len(found.problem) == terminal.MOST_PROBLEM
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=20))
 def test_any_record_is_an_outcome_or_an_error(over):
     try:

@@ -4,7 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.reading import status
@@ -23,7 +23,7 @@ SWEEP = {"name": "s", "about": "", "rank": {}, "against": "", "provider": "local
          "trials": [TRIAL], "beside": [], "saved_s": 0.0, "saved_micro_usd": 0, "version": 1}  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(mistyped(SWEEP) | spliced(SWEEP) | st.binary(max_size=50))
 def test_any_file_of_a_sweep_is_read_or_skipped(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("any")

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from infra.errors import UsageError
 from serve.engine import memory_fit, models
@@ -212,7 +212,7 @@ def small(tmp_path):
     return folder
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(document=hostile.documents(CONFIG))
 @example(document=json.dumps({**CONFIG, "rope_theta": float("nan")}).encode())
 @example(document=json.dumps({**CONFIG, "hidden_size": 10**9}).encode())

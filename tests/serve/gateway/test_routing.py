@@ -76,7 +76,7 @@ class Churn(RuleBasedStateMachine):
         assert set(self.fleet.leaving) == set(counts) - set(self.listed)
 
 
-Churn.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Churn.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestChurn = Churn.TestCase
 
 

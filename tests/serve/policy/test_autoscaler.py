@@ -86,7 +86,7 @@ def test_target_never_exceeds_the_maximum():
     assert max(count for _, count in flood.history) == 20
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 500), min_size=5, max_size=60), st.integers(0, 3))
 def test_target_stays_between_minimum_and_maximum_under_any_load(rates, extra):
     rule = dataclasses.replace(RULE, extra=extra)

@@ -18,6 +18,8 @@ from trainer.model.decoder import Cache, Decoder, initialise
 from trainer.model.generate import generate
 from trainer.records.model_config import ModelConfig
 
+pytestmark = pytest.mark.slow
+
 SHAPE = ModelConfig(
     vocab_size=512,
     hidden_size=64,
@@ -43,7 +45,6 @@ def random_model(config: ModelConfig) -> Decoder:
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 def test_transformers_loads_our_export_with_equal_logits(config, inputs, tmp_path):
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -58,7 +59,6 @@ def test_transformers_loads_our_export_with_equal_logits(config, inputs, tmp_pat
     assert len(GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 def test_decoder_loads_a_transformers_folder_with_equal_logits(kind, tmp_path):
     import transformers

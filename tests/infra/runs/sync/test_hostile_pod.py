@@ -41,7 +41,7 @@ WEIGHTS, ENDLESS = b"weights of the pod", b"e" * 4096
 FILE_BYTES, RUN_BYTES, MOST_FILES, PIECE = 1 << 15, 1 << 17, 40, 4096
 EXAMPLES = int(os.environ.get("SLIPWAY_HOSTILE_EXAMPLES", "0")) or seeds.examples(60, 2000)
 MANY = settings(
-    max_examples=EXAMPLES, deadline=None,
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 MAKING = {"name": "base", "fingerprint": "f" * 12, "inputs": {}}
