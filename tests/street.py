@@ -8,7 +8,7 @@ from infra.ledger.op import Op
 from infra.providers import Provider
 from infra.records import Plan
 from infra.runs import launch
-from infra.runs.launch import PLAIN, Terms
+from infra.runs.renting import PLAIN, Terms
 from infra.runs.timing import Say
 from infra.selection.choose import of_machines
 

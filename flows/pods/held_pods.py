@@ -17,6 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as runs_launch
+from infra.runs import renting
 from infra.runs.acceptance import terms_for
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
@@ -111,7 +112,7 @@ def start_work(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: S
     def keep(given: Op) -> None:
         snapshot.keep_code(given, ROOT, RunHome.for_run(given.run, settings.homes))
 
-    terms = runs_launch.Terms(sync=sync, save_copies=None if vendor.is_here else keep)
+    terms = renting.Terms(sync=sync, save_copies=None if vendor.is_here else keep)
     return runs_launch.submit_to_held_pod(op, plan, vendor, journal, ROOT, secrets, tell, terms)
 
 

@@ -1,6 +1,6 @@
 """Acceptance of machines: examine the hardware and basic function before work, and remember bad machines.
 
-    settings and a provider  ->  terms_for  ->  the `launch.Terms` of a launch
+    settings and a provider  ->  terms_for  ->  the `renting.Terms` of a launch
     examine(transport, request, thresholds)  ->  Report
 
 The test runs in the first minute of a machine. A check with a failed measurement is `unknown`, and a postponed check is
@@ -24,7 +24,7 @@ from infra.machines.survey import TOLERANCE, same_gpu
 from infra.market import gpus
 from infra.providers import Provider, is_examined
 from infra.records import Offer, Request
-from infra.runs.launch import Accept, Terms
+from infra.runs.renting import Accept, Terms
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from infra.units import micro_usd

@@ -19,7 +19,7 @@ from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say
 
 if TYPE_CHECKING:
-    from infra.runs.launch import Terms
+    from infra.runs.renting import Terms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from infra.providers import Market
 from infra.runs import pods
 from infra.runs.keepers import keeper as keep
 from infra.runs.keepers.run_keeper import RunKeeper
-from infra.runs.launch import Terms
+from infra.runs.renting import Terms
 from infra.runs.run_home import RunHome
 from tests import seeds
 from tests.faults.crash import Renting

@@ -25,10 +25,10 @@ from infra.ledger.op import TERMINATING, Op
 from infra.notices.outbox import notify_end, notify_recovered
 from infra.providers import Vendors, clock_scale
 from infra.records import Offer, Request
-from infra.runs import launch, observation, run_rows
+from infra.runs import observation, renting, run_rows
 from infra.runs.acceptance import terms_for
-from infra.runs.launch import Terms
 from infra.runs.observation import AskedParties, Observation
+from infra.runs.renting import Terms
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.runs.timing import Say
@@ -66,7 +66,7 @@ class GivenUp(SlipwayError):
     """The run reached the maximum number of restarts, or cannot be restarted."""
 
 
-FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedDuringStart)
+FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, renting.EndedDuringStart)
 """Errors that stop recovery: the user has to act, or a different process has taken over."""
 
 
@@ -80,7 +80,7 @@ class Keeper:
     home: RunHome
     secrets: Mapping[str, str]
     say: Say
-    terms: Terms = launch.PLAIN
+    terms: Terms = renting.PLAIN
     on_pod_lost: Callable[[Op], None] = lambda _: None  # Called with the row of every gone pod.
     on_recovered: Callable[[Op], None] = lambda _: None  # Called with the row of the run after each recovery.
     reserve_bytes: int = 0  # Bytes to keep free on the local disk.
@@ -165,7 +165,7 @@ class Keeper:
 
         def admit(rows: list[Op], new: Op) -> None:
             if not may_be_over and run_rows.is_over(next(row for row in rows if row.token == op.token)):
-                raise launch.EndedDuringStart(f"{op.run} was ended by inv down; nothing was rented")
+                raise renting.EndedDuringStart(f"{op.run} was ended by inv down; nothing was rented")
             self._admit(rows, new)
 
         return replace(

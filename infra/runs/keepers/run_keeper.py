@@ -28,7 +28,7 @@ from infra.ledger.op import ASKED, LOST, READY, Op
 from infra.machines.host_memory import map_parallel
 from infra.providers import market
 from infra.records import Offer, Plan
-from infra.runs import launch, observation, pods, run_rows
+from infra.runs import launch, observation, pods, renting, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, RecoveryAction, RecoveryDecision, decide
 from infra.runs.observation import AskedParties, Observation, ObservationKind, Seen, follow
@@ -150,7 +150,7 @@ class RunKeeper(Keeper):
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if run_rows.is_over(op):
-                raise (launch.EndedDuringStart(f"{op.run} was ended by inv down") if op.outcome == ASKED else failure)
+                raise (renting.EndedDuringStart(f"{op.run} was ended by inv down") if op.outcome == ASKED else failure)
             self._acquire_lease(op.run)
             if self.lease is None:  # A different keeper is active.
                 self.wait_for_change(op, RETRY_S)

@@ -41,7 +41,7 @@ from infra.records import Offer, Pod, Request
 from infra.runs import boot, observation, pods
 from infra.runs import launch as runs_launch
 from infra.runs.acceptance import terms_for
-from infra.runs.launch import Terms
+from infra.runs.renting import Terms
 from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage
 from infra.settings import Settings

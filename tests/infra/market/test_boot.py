@@ -18,8 +18,8 @@ from infra.ledger.reconcile import reconcile
 from infra.providers import market
 from infra.providers.by_name import open_market
 from infra.records import Plan, Request
-from infra.runs import boot, launch, pods
-from infra.runs.launch import Terms
+from infra.runs import boot, launch, pods, renting
+from infra.runs.renting import Terms
 from infra.settings import VENDORS, Settings
 from infra.transport.protocol import ConnectionLost
 from tests.faults.trial import rounds
@@ -162,7 +162,7 @@ def test_bad_machines_are_skipped_and_the_next_offer_is_rented(tmp_path):
         ops: list = []
         refused = ["", "an old driver"]
         terms = Terms(boot_s=BOOT_S, accept=lambda *_: refused.pop())
-        launch._rent_all(launch._RentalState(plan, offers, lambda _: vendor, journal, said.append, terms), ops)
+        renting.rent_all(renting.Rental(plan, offers, lambda _: vendor, journal, said.append, terms), ops)
         (op,) = ops
         assert journal.op(op.token).state == "BOOTING" and op.address
         truth = running.truth()
@@ -223,14 +223,14 @@ def test_a_pod_ended_by_the_vendor_before_its_job_is_reported_as_gone(tmp_path, 
         op = boot.boot(rent(vendor, journal, "otter"), vendor, journal, BOOT_S)
         op = journal.note(op, ttl_s=3600.0)
         plan = Plan("t", "", (), Job.from_json(op.job), Request(run="otter"))
-        renting = launch._RentalState(plan, [], lambda _: vendor, journal, said.append, Terms())
-        with pytest.raises(LimitHit if late_s else SlipwayError) as seen, launch._end_all_on_error([op], renting):
+        rental = renting.Rental(plan, [], lambda _: vendor, journal, said.append, Terms())
+        with pytest.raises(LimitHit if late_s else SlipwayError) as seen, renting.end_all_on_error([op], rental):
             vendor.delete(op.remote_id or "")
             running.move(late_s + 300)  # the vendor's clock, and the clock of the row
             journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
             raise ConnectionLost(f"{op.run}: the connection broke")
         words = str(seen.value)
-        assert type(seen.value) is (LimitHit if late_s else launch.PodTakenAway), words
+        assert type(seen.value) is (LimitHit if late_s else renting.PodTakenAway), words
         assert "the connection broke" not in words and vendor_name in words, words
         assert "no pod of the run is left, and nothing bills: launch again" in words, words
         now = journal.op(op.token)
@@ -272,11 +272,11 @@ def test_a_run_ended_during_its_start_gets_no_second_machine(tmp_path, moment):
             down()
             raise ConnectionLost("the connection broke")
 
-        renting = launch._RentalState(plan, offers, lambda _: vendor, journal, said.append, Terms(accept=accept))
+        rental = renting.Rental(plan, offers, lambda _: vendor, journal, said.append, Terms(accept=accept))
         with pytest.raises(
-            launch.EndedDuringStart, match="was ended by inv down during the start; no pod of the run is left"
+            renting.EndedDuringStart, match="was ended by inv down during the start; no pod of the run is left"
         ):
-            launch._rent_and_start(renting, work)
+            renting.rent_and_start(rental, work)
         assert [(op.state, op.outcome) for op in journal.ops(run="otter")] == [("TERMINATED", "asked")]
         truth = running.truth()
         assert (len(truth["pods"]), truth["billing"]) == (1, 0)
@@ -325,9 +325,9 @@ def test_a_pod_preempted_before_its_job_is_replaced(tmp_path, vendor_name):
 
         taken.clear()
         most_taken, request = 3, replace(request, run="heron")
-        with pytest.raises(launch.PodTakenAway, match="no pod of the run is left, and nothing bills: launch again"):
+        with pytest.raises(renting.PodTakenAway, match="no pod of the run is left, and nothing bills: launch again"):
             launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
-        assert len(taken) == launch.MOST_STARTS and running.truth()["billing"] == 0
+        assert len(taken) == renting.MOST_STARTS and running.truth()["billing"] == 0
 
         def refuse(*_):
             (op,) = journal.ops(live=True)

@@ -10,9 +10,9 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
 from infra.records import Plan, Request
-from infra.runs import launch, observation, pods, run_rows
+from infra.runs import observation, pods, renting, run_rows
 from infra.runs.keepers.run_keeper import RunKeeper
-from infra.runs.launch import Terms
+from infra.runs.renting import Terms
 from infra.runs.run_home import RunHome
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
@@ -37,8 +37,8 @@ def begun(tmp_path, monkeypatch):
         limits = Limits(time_s=HOURS * 3600, spend_micro_usd=20 * USD, idle_gpu_s=900.0)
         plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=limits), request)
         ops: list = []
-        renting = launch._RentalState(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms())
-        launch._rent_all(renting, ops)
+        rental = renting.Rental(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms())
+        renting.rent_all(rental, ops)
         for op, hours in zip(ops, (1, 9), strict=True):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
             pods.end(vendor, op, journal, observation.GONE)

@@ -25,7 +25,7 @@ from infra.providers import Provider
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import launch, observation, pods, run_rows
+from infra.runs import launch, observation, pods, renting, run_rows
 from infra.runs.keepers import keeper as keep
 from infra.runs.keepers import run_keeper
 from infra.runs.keepers.recovery import RUN
@@ -166,10 +166,10 @@ def test_a_run_ended_during_the_search_for_a_machine_is_not_continued(journal, t
         return of_machines(local, wanted)
 
     keeper = replace(keeper_of(journal, local, home), find=find)
-    with keeper.hold_lease("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
+    with keeper.hold_lease("a-1"), pytest.raises(renting.EndedDuringStart, match="was ended by inv down"):
         keeper.restart_on_next_offer(gone, recoveries=1)
     assert [op.outcome for op in journal.ops()] == ["asked"]
-    with keeper.hold_lease("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
+    with keeper.hold_lease("a-1"), pytest.raises(renting.EndedDuringStart, match="was ended by inv down"):
         keeper._recover(gone, SlipwayError("its pod is gone"))
 
 
@@ -232,7 +232,7 @@ def test_a_run_without_pod_waits_for_a_machine_until_it_is_ended(journal, tmp_pa
 
     monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
     monkeypatch.setattr(keeper, "_restart_on_new_pods", finds_no_machine)
-    with keeper.hold_lease("a-1"), pytest.raises(launch.EndedDuringStart, match="was ended by inv down"):
+    with keeper.hold_lease("a-1"), pytest.raises(renting.EndedDuringStart, match="was ended by inv down"):
         keeper._recover(gone, SlipwayError("its pod is gone"))
     why = str(error).partition("\n")[0]
     assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{observation.GONE}{keep.WAITS}{why}"

@@ -10,7 +10,7 @@ from infra.ledger.journal import Journal
 from infra.providers.local import Local
 from infra.records import Plan, Request
 from infra.runs import observation, pods, run_rows
-from infra.runs.launch import Terms
+from infra.runs.renting import Terms
 from tests.infra.agent.world import until
 from tests.street import launch_on
 
