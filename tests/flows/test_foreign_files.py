@@ -68,6 +68,7 @@ def test_file_of_slipway_is_not_foreign(tmp_path, text):
     assert foreign_files.about(tmp_path / "file.yaml") == ""
 
 
+@pytest.mark.pack("jobs")
 @pytest.mark.process
 def test_bare_word_that_is_a_file_is_read_as_the_file(tmp_path):
     world = World(tmp_path / "world")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,12 +137,15 @@ def test_a_killed_guard_is_restarted_with_the_elapsed_time(world: World) -> None
     began = ends.boottime_s()
     world.start()
     until(lambda: world.lines("ran.txt"))
+    ran = ends.boottime_s()
     for _ in range(3):
         world.kill("guard")
         world.living("guard")
+    stopping = ends.boottime_s()
     world.call("stop")
-    truth_s = (ends.boottime_s() - began) * 1000.0
-    assert 0 <= truth_s - guard_json(world)["elapsed_s"] < 2000.0  # the start before arming, the end after arming
+    # The guard counts from the arming, before the step runs, to the end of the step.
+    least_s, most_s = (1000.0 * one for one in (stopping - ran, ends.boottime_s() - began))
+    assert least_s <= guard_json(world)["elapsed_s"] <= most_s
     assert guard_json(world)["spent_micro_usd"] == ends.spent_micro_usd(
         guard_json(world)["elapsed_s"], Limits(micro_usd_per_hour=3_600_000)
     )
@@ -186,8 +190,8 @@ def test_an_agent_in_a_crash_loop_is_given_up(world: World) -> None:
 
 def test_the_guard_asks_the_step_to_save_before_the_time_limit(world: World) -> None:
     world.program("wait", WAIT)
-    world.job(module("wait"), limits=Limits(time_s=900.0), clock_scale=60.0)
-    has_lived(world, 740.0)
+    world.job(module("wait"), limits=Limits(time_s=900.0), clock_scale=10.0)
+    has_lived(world, 770.0)
     world.start()
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 15 min 00 s is near")
@@ -254,7 +258,7 @@ def test_an_idle_gpu_ends_the_run(world: World) -> None:
     world.job(module("wait"), limits=Limits(idle_gpu_s=100.0), clock_scale=100.0)
     world.start(PATH=f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
     verdict = world.verdict()
-    assert verdict["state"] == "limit" and verdict["reason"].startswith("2 GPUs idle for 1 min ")
+    assert verdict["state"] == "limit" and re.match(r"2 GPUs idle for \d+ min ", verdict["reason"])
     assert read_json(report(world.pod, "guard"))["idle_s"] >= 100.0
 
 
