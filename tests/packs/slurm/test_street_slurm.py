@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.packs.slurm.test_clusters import SBATCH_TIMES
 from tests.slurm import cluster as cluster
 from tests.world import World, until
 
@@ -164,3 +165,14 @@ def test_run_of_a_dead_launcher_comes_home_on_request(world, cluster, pods):
     assert row["state"] == "succeeded"
     sessions = subprocess.run(["pgrep", "-f", "packs.slurm.agent"], capture_output=True, text=True)
     assert str(cluster.login.folder) not in sessions.stdout, "nothing of ours stays on the login node"
+
+
+def test_sbatch_reads_the_times_of_an_inventory_like_the_inventory(cluster):
+    for text, seconds in SBATCH_TIMES.items():
+        job = cluster.call("sbatch", "--hold", "--parsable", f"--time={text}", "--wrap", "true").strip()
+        limit = cluster.call("scontrol", "show", "job", "-o", job).partition("TimeLimit=")[2].split()[0]
+        days, _, clock = limit.rpartition("-")
+        hours, minutes, rest = map(int, clock.split(":"))
+        # Slurm rounds up to whole minutes.
+        assert ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest == -(-seconds // 60) * 60, (text, limit)
+        cluster.call("scancel", job)
