@@ -1,11 +1,11 @@
-"""Every fault of a control host and its laptops, at night."""
+"""Rounds of one kind of fault of a control host, at night. Each kind has a file, because a worker runs a whole file."""
 
 import pytest
 
 from tests.faults.test_crash import rig
 from tests.needs import PRIVILEGE
 
-pytestmark = [
+MARKS = [
     pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.nightly,  # A round takes minutes, even on an idle machine.
@@ -14,9 +14,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("what", "times"), [("laptops", 200), ("boots", 20), ("disks", 50), ("full", 20), ("pairs", 20)]
-)
-def test_faults_of_a_control_host_lose_no_run_and_no_machine(what, times):
+def check(what: str, times: int) -> None:
+    """Run the rounds of a fault, a function of `host_faults`; no run and no machine may be lost."""
     done = rig("host_faults", what, "--times", str(times), package="tests.packs.control_host", timeout_s=14000)
     assert done.returncode == 0 and "0 orphans, 0 duplicates, 0 early ends" in done.stdout.splitlines()[-1]
