@@ -75,8 +75,9 @@ class Host:
     server: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Start the server; return when sshd accepts connections."""
+        """Start the server, in place of a running server; return when sshd accepts connections."""
         needs("sshd")
+        self.stop()
         options = {
             "HostKey": self.folder / "host",
             "AuthorizedKeysFile": self.folder / "user.pub",
