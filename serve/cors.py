@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 ANY = "*"
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 MAX_AGE_S = 600  # Time for which a browser remembers the answer to a preflight request.
+_METHOD = re.compile(rb"[A-Z]{1,16}")
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,1024}")
 _EXPOSED = b"Retry-After, X-Request-Id, X-Slipway-Replica"
 
@@ -32,8 +33,11 @@ def answer_lines(headers: Mapping[bytes, bytes], allowed: Collection[str]) -> by
     return lines % (origin, _EXPOSED)
 
 
-def preflight_lines(headers: Mapping[bytes, bytes]) -> bytes:
+def preflight_lines(headers: Mapping[bytes, bytes], any_method: bool = False) -> bytes:
     """Return the further header lines of the answer to a preflight request."""
-    names = headers.get(b"access-control-request-headers", b"")
-    lines = b"Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Max-Age: %d\r\n" % MAX_AGE_S
+    names, asked = headers.get(b"access-control-request-headers", b""), b""
+    if any_method:
+        asked = headers.get(b"access-control-request-method", b"")
+    methods = asked if _METHOD.fullmatch(asked) else b"GET, POST"
+    lines = b"Access-Control-Allow-Methods: %b\r\nAccess-Control-Max-Age: %d\r\n" % (methods, MAX_AGE_S)
     return lines + (b"Access-Control-Allow-Headers: %b\r\n" % names if _HEADER_NAMES.fullmatch(names) else b"")

@@ -13,19 +13,21 @@ import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
-from serve.gateway import local_access, request_body
+from serve.gateway import body_intake, local_access, request_body
 from serve.gateway.access import AccessLog
 from serve.gateway.charges import Charge, Charges
 from serve.gateway.http.deadline import Deadline, Deadlines
+from serve.gateway.http.fields import KEY
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import ClientRequest
-from serve.gateway.http.wire import MOST_PIECES, MalformedMessage
+from serve.gateway.http.wire import MalformedMessage
 from serve.gateway.keys import AuthThrottle, Keys
 from serve.gateway.metrics import GatewayMetrics
+from serve.gateway.program import ProgramForwarder
 from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.request_log import RequestRecord
 from serve.gateway.routing import FAILED, LOST, NEITHER, SERVED, Assignment, ReplicaSlot, RequestOutcome, RetryBudget
-from serve.gateway.upstream import Answer, Engines, Failed
+from serve.gateway.upstream import Answer, Engines, Failed, outcome_of
 from serve.gateway.wait_queue import WaitQueue
 
 CLIENT_LEFT = 499
@@ -60,6 +62,7 @@ class Proxy:
         self._deadlines = Deadlines()
         self._guesses = AuthThrottle()
         self._ended: list[RequestRecord] = []  # visits not yet counted and logged
+        self._programs = ProgramForwarder(keys, turns, engines, self._release)
 
     async def answer(self, request: ClientRequest) -> None:
         """Answer a request, valid or not. Raises ConnectionError when the client has left, CancelledError."""
@@ -84,11 +87,14 @@ class Proxy:
         """Return the name of the authorizing key, "" without keys. Raises RequestRefused."""
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
+            if name is None and self.limits.any_route:
+                name = self.keys.name_of(b"Bearer " + request.headers.get(KEY, b""))
             if name is None:
                 raise RequestRefused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         else:
             name = ""
-            local_access.require_local(request, self.own, self.limits.allow_origins)
+            require = local_access.require_own_page if self.limits.any_route else local_access.require_local
+            require(request, self.own, self.limits.allow_origins)
         request.admit(name)
         return name
 
@@ -111,16 +117,21 @@ class Proxy:
         deadline = self._deadlines.start(request.task, self.limits.total_s)
         charge = Charge(self._charges, visit.key, request.address)
         try:
-            ask = EngineRequest(request.url if is_own and request.url.startswith(b"/") else request.path, b"")
+            if is_own:
+                await self._programs.answer(request, visit, charge, deadline, self._budgets[visit.key], self.limits)
+                return
+            ask = EngineRequest(request.path, b"")
             if visit.route != "models":
-                if not is_own and request.headers.get(b"content-encoding", b"identity") != b"identity":
+                if request.headers.get(b"content-encoding", b"identity") != b"identity":
                     raise RequestRefused(415, "BadRequestError", "compressed bodies are not accepted")
-                body = request.take_unread() if request.is_whole else await self._receive(request, charge, deadline)
-                if len(body) > self.limits.max_body_bytes:
-                    raise _too_large(self.limits.max_body_bytes)
+                if request.is_whole:
+                    body = request.take_unread()
+                else:
+                    body = await body_intake.receive(request, charge, deadline, self.limits)
+                body_intake.require_size(len(body), self.limits)
                 charge.grow_to(len(body), self.limits)
                 visit.bytes_in = len(body)
-                ask = EngineRequest(ask.path, body) if is_own else await self._read(request.path, body)
+                ask = await self._read(request.path, body)
                 visit.streams = ask.streams
             assignment = self.turns.assign(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
@@ -147,33 +158,6 @@ class Proxy:
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
-
-    async def _receive(self, request: ClientRequest, charge: Charge, deadline: Deadline) -> bytes:
-        """Receive and return the body of a request within the limits. Raises RequestRefused."""
-        most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
-        if size > most:
-            raise _too_large(most)
-        charge.grow_to(size, self.limits)
-        if request.headers.get(b"expect", b"").lower() == b"100-continue":
-            request.send_continue()
-        parts, size = [], 0
-        while size <= most:
-            deadline.set("body", self.limits.client_idle_s)
-            try:
-                part = await request.readany()
-            except MalformedMessage:
-                raise RequestRefused(400, "BadRequestError", "the body is malformed") from None
-            if not part:
-                break
-            parts.append(part)
-            size += len(part)
-            charge.grow_to(size, self.limits)
-            if request.has_too_many_pieces:
-                raise RequestRefused(
-                    400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer pieces"
-                )
-        deadline.set("total", self.limits.total_s)
-        return b"".join(parts)
 
     async def _wait_received(self, request: ClientRequest, deadline: Deadline) -> None:
         """Wait until the client has received a short answer; cut the connection after `client_idle_s` seconds."""
@@ -209,9 +193,9 @@ class Proxy:
                 visit.first_byte_s = assignment.slot.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
-                    outcome = _outcome(answer.status)
+                    outcome = outcome_of(answer.status)
                     refused = request_body.refusal_of(request.path, answer.status, answer.body)
-                    if refused and not self.limits.any_route:
+                    if refused:
                         raise refused
                     return self._without_paths(answer, visit)
                 outcome = await self._forward(request, answer, assignment, visit, deadline)
@@ -248,7 +232,7 @@ class Proxy:
 
         Bytes not taken by the client stay with the engine.
         """
-        rest, watch, limits = answer.rest, None if self.limits.any_route else answer.watch, self.limits
+        rest, watch, limits = answer.rest, answer.watch, self.limits
         assert rest is not None
         visit.status, why = answer.status, ""
         try:
@@ -289,7 +273,7 @@ class Proxy:
             elif watch.error_code is None and not watch.is_complete:
                 why = "ended without [DONE]"
         if not why:
-            return _outcome(answer.status)
+            return outcome_of(answer.status)
         visit.failures.append(f"{visit.replica}: {why}")
         if not is_told:
             _break_off(request, watch is not None)
@@ -340,15 +324,6 @@ class Proxy:
                 self.log.write(ended)
             except OSError:  # a full disk must not end the service
                 self.metrics.count_lost_lines(len(ended))
-
-
-def _outcome(status: int) -> RequestOutcome:
-    """Return the outcome of a complete answer for the replica; 4xx is the client's mistake."""
-    return SERVED if status < 400 else NEITHER if status < 500 else FAILED
-
-
-def _too_large(most: int) -> RequestRefused:
-    return RequestRefused(413, "BadRequestError", f"the body is larger than {most} bytes")
 
 
 def refuse(request: ClientRequest, refused: RequestRefused, request_id: bytes = b"") -> None:

@@ -21,8 +21,9 @@ from infra.errors import UsageError
 from serve import cors
 from serve.gateway.access import AccessLog
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.http.listener import ClientRequest, Listener
+from serve.gateway.http.listener import ClientRequest, Connection, Listener
 from serve.gateway.http.open_files import fitted
+from serve.gateway.http.program_wire import ProgramConnection
 from serve.gateway.keys import Keys
 from serve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from serve.gateway.proxy import JSON, Proxy, refuse
@@ -59,6 +60,7 @@ class Gateway:
         )
         self._listener = Listener(self._handle, _mistaken, self.limits)
         self._listener.tls = self._tls
+        self.set_limits(self.limits)
         try:
             return await self._listener.start(host, port)
         except OSError:
@@ -86,6 +88,7 @@ class Gateway:
             self._proxy.limits = self._engines.limits = limits
         if self._listener is not None:
             self._listener.set_limits(limits)
+            self._listener.kind = ProgramConnection if limits.any_route else Connection
 
     def set_tls(self, context: ssl.SSLContext) -> None:
         """Use TLS for new connections; open connections stay unchanged."""
@@ -119,7 +122,8 @@ class Gateway:
         if self.limits.allow_origins:
             request.cors_lines = cors.answer_lines(request.headers, self.limits.allow_origins)
         is_preflight = request.method == b"OPTIONS" and request.cors_lines
-        if request.fault is not None or request.path in (b"/health", b"/metrics") or is_preflight:
+        is_ours = request.path in (b"/health", b"/metrics") and not self.limits.any_route
+        if request.fault is not None or is_ours or is_preflight:
             return self._answer_own(request, self._proxy)
         return self._proxy.answer(request)
 
@@ -131,7 +135,7 @@ class Gateway:
                 status, why = request.fault
                 raise RequestRefused(status, "BadRequestError", why)
             if request.method == b"OPTIONS" and request.cors_lines:
-                request.answer(204, cors.preflight_lines(request.headers), b"")
+                request.answer(204, cors.preflight_lines(request.headers, self.limits.any_route), b"")
             elif request.path == b"/health" and request.method in (b"GET", b"HEAD"):
                 if not self.keys:
                     proxy.key_of(request)

@@ -13,8 +13,9 @@ from infra.agent.shortage import is_shortage
 from serve.gateway.http.connections import EngineReply, Home
 from serve.gateway.http.deadline import Deadline
 from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.program_wire import ProgramHome
 from serve.gateway.request_body import EngineRequest, RequestRefused
-from serve.gateway.routing import FAILED, LOST, NEITHER, RequestOutcome, Target
+from serve.gateway.routing import FAILED, LOST, NEITHER, SERVED, RequestOutcome, Target
 from serve.gateway.sse import StreamWatch
 
 WHOLE_BYTES = 1 << 20  # answers up to this size are read completely before forwarding
@@ -50,14 +51,23 @@ class Engines:
     def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
         self._homes: dict[str, Home] = {}
+        self._programs: dict[str, ProgramHome] = {}
 
     def close(self) -> None:
         self.keep_only(())
 
     def keep_only(self, urls: Collection[str]) -> None:
         """Close the connections to engines outside `urls`, once idle."""
-        for url in [one for one in self._homes if one not in urls]:
-            self._homes.pop(url).close()
+        for homes in (self._homes, self._programs):
+            for url in [one for one in homes if one not in urls]:
+                homes.pop(url).close()
+
+    def program_home(self, url: str) -> ProgramHome:
+        """Return the connections to a program of the user."""
+        home = self._programs.get(url)
+        if home is None:
+            home = self._programs[url] = ProgramHome(url)
+        return home
 
     async def send_request(
         self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline
@@ -85,7 +95,7 @@ class Engines:
                     found = Answer(reply.status, reply.lines, reply.take_unread())
                 else:
                     found = await _begin(reply)
-                answer = found if limits.any_route else _judged(found)
+                answer = _judged(found)
                 return answer
             finally:
                 if answer is None or answer.rest is None:
@@ -95,6 +105,11 @@ class Engines:
                 # This machine has no file descriptor or port left.
                 raise RequestRefused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
             raise Failed(f"{type(error).__name__}: {error}", LOST if line is None else FAILED) from None
+
+
+def outcome_of(status: int) -> RequestOutcome:
+    """Return the outcome of a complete answer for the replica; 4xx is the client's mistake."""
+    return SERVED if status < 400 else NEITHER if status < 500 else FAILED
 
 
 def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, lines: bytes) -> bytes:

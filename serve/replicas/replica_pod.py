@@ -118,8 +118,8 @@ class ReplicaLauncher:
             )
         )
         rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
-        own_secrets = own_run.secrets(wanted, self.settings) if is_own else {}
-        secrets = {**self._secrets(version), **own_secrets, engines.KEY: self.key_of(member.run)}
+        own_secrets = own_run.secrets(wanted, self.settings) if is_own else {engines.KEY: self.key_of(member.run)}
+        secrets = {**self._secrets(version), **own_secrets}
         terms = terms_for(self.settings, self.vendor(rented))
         job = Job(
             run=member.run,

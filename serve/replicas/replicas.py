@@ -204,7 +204,7 @@ class Replicas:
                     replica_id=one.member.run,
                     url=f"http://127.0.0.1:{near}",
                     version=one.member.version,
-                    key=self.launcher.key_of(one.member.run),
+                    key=self._key_of(one),
                 )
                 await self._supervise(one)
             except SlipwayError as error:
@@ -390,11 +390,16 @@ class Replicas:
             one.endpoint = self._endpoint(one, op)
         one.task = asyncio.create_task(self._run_guarded(one, self._manage(one)))
 
+    def _key_of(self, one: KeptReplica) -> str:
+        """Return the API key of an engine; a program of the user gets no key, and no Authorization header of ours."""
+        is_own = self.wanted.version(one.member.version).engine == OWN_RUN
+        return "" if is_own else self.launcher.key_of(one.member.run)
+
     def _endpoint(self, one: KeptReplica, op: Op) -> ReplicaEndpoint:
         return ReplicaEndpoint(
             replica_id=one.member.run,
             version=one.member.version,
-            key=self.launcher.key_of(one.member.run),
+            key=self._key_of(one),
             port=one.member.port,
             vendor=op.vendor,
             pod_id=op.remote_id or "",

@@ -73,7 +73,9 @@ class Line(Wire):
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
+        except HttpParserUpgrade as offer:
+            self._switch(data[offer.args[0] :])
+        except HttpParserError as error:
             self._fail(f"{type(error).__name__}: {error}")
         else:
             if self._head_bytes > MOST_HEAD_BYTES:
@@ -86,6 +88,10 @@ class Line(Wire):
             self.on_message_complete()
         self._fail(f"the engine closed the connection: {exc!r}" if exc else "the engine closed the connection")
         super().connection_lost(exc)
+
+    def _switch(self, rest: bytes) -> None:
+        """Handle the bytes behind an upgrade of the protocol."""
+        self._fail("the engine has upgraded the protocol")
 
     def _fail(self, why: str) -> None:
         self.close()
@@ -137,6 +143,9 @@ class Line(Wire):
 class Home:
     """Pool of connections to an engine."""
 
+    kind = Line
+    idle_s = IDLE_S
+
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "", parts.port or 80
@@ -149,14 +158,14 @@ class Home:
         """Return an open and unused connection, or None."""
         while self._idle:
             line, since = self._idle.pop()
-            if line.is_free and self._loop.time() - since < IDLE_S:
+            if line.is_free and self._loop.time() - since < self.idle_s:
                 return line
             line.close()
         return None
 
     async def connect(self) -> Line:
         """Return a new connection. Raises OSError."""
-        made = self._loop.create_task(self._loop.create_connection(Line, self.host, self.port))
+        made = self._loop.create_task(self._loop.create_connection(self.kind, self.host, self.port))
         try:
             return (await made)[1]
         except asyncio.CancelledError:
@@ -170,7 +179,7 @@ class Home:
             return
         now = self._loop.time()
         self._idle.append((line, now))
-        while now - self._idle[0][1] >= IDLE_S:
+        while now - self._idle[0][1] >= self.idle_s:
             self._idle.popleft()[0].close()
 
     def close(self) -> None:

@@ -27,6 +27,10 @@ class Deadline:
         at = self._all.loop.time() + limit_s
         self.what, self.at = (what, at) if at < self._last_at else ("total", self._last_at)
 
+    def lift_total(self) -> None:
+        """Allow any total time; the limits of the phases apply further on."""
+        self._last_at = float("inf")
+
     def clear(self) -> None:
         self._all.open.discard(self)
 

@@ -15,6 +15,7 @@ SERVER = b"slipway"
 STATUS_LINES = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
 ONCE = frozenset((b"host", b"transfer-encoding"))  # headers that must not repeat
 PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")  # URL without query and host, equal to the path
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(.*)")
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")  # RFC 3986, 3.2.2
 
 Fault = tuple[int, str]
@@ -31,6 +32,14 @@ def target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
     except HttpParserError:
         return b"", host
     return found.path or b"", host if found.host is None else found.host.lower()
+
+
+def origin_form(url: bytes, host: bytes) -> tuple[bytes, bytes]:
+    """Return the path with the query, and the Host header, of a URL; the host in the URL overrides `host`."""
+    found = _ABSOLUTE.fullmatch(url)
+    if found is None:
+        return url, host
+    return found[2] if found[2].startswith(b"/") else b"/" + found[2], found[1]
 
 
 def check_host(version: str, headers: Mapping[bytes, bytes], doubled: bytes) -> tuple[bytes, Fault | None]:

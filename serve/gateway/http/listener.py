@@ -39,6 +39,8 @@ class ClientRequest(Message):
     lines = b""  # header lines to forward to the engine
     cors_lines = b""  # header lines of each answer to a web page of an allowed origin
     fault: tuple[int, str] | None = None  # status and text of the answer to an invalid request
+    fields: list[tuple[bytes, bytes]] | None = None  # all header fields, for a program of the user
+    tunnel: Message | None = None  # bytes after a WebSocket handshake, for a program of the user
     is_begun = False
     _is_open = False  # an answer in parts has begun and not ended
 
@@ -68,6 +70,16 @@ class ClientRequest(Message):
     def address(self) -> str:
         """Return the accounting address of a client without a key."""
         return self._line.address
+
+    @property
+    def peer(self) -> bytes:
+        """Return the IP address of the client."""
+        said = self._line.transport.get_extra_info("peername") if self._line.transport is not None else None
+        return said[0].partition("%")[0].removeprefix("::ffff:").encode() if said else b"unknown"
+
+    @property
+    def is_tls(self) -> bool:
+        return self._line.transport is not None and self._line.transport.get_extra_info("sslcontext") is not None
 
     def admit(self, key: str) -> None:
         """Count the connection against the key named `key`, from the first admitted request on."""
@@ -101,6 +113,25 @@ class ClientRequest(Message):
         self.is_begun = self._is_open = True
         head = self._head(status, lines, b"Transfer-Encoding: chunked\r\n" if self._chunks else b"")
         self._line.send(head + self._part(chunk))
+
+    def start_program_answer(self, head: bytes, length: bytes | None, has_body: bool, chunk: bytes) -> None:
+        """Begin an answer with the header lines of a program, and with the first bytes of the body.
+
+        Without a `length` the body is chunked. Raises ConnectionError.
+        """
+        self.is_begun = True
+        self._is_open = self._chunks = self._chunks and has_body and length is None
+        self.keeps = self.keeps and not self._line.is_leaving
+        framing = b"Transfer-Encoding: chunked\r\n" if self._chunks else b""
+        if length is not None:
+            framing = b"Content-Length: %b\r\n" % length
+        last = b"\r\n" if self.keeps else b"Connection: close\r\n\r\n"
+        self._line.send(b"%b%b%b%b" % (head, framing, last, self._part(chunk) if chunk else b""))
+
+    def start_tunnel(self, head: bytes) -> None:
+        """Answer a WebSocket handshake; `write` sends bytes of the tunnel from now on. Raises ConnectionError."""
+        self.is_begun, self._chunks, self.keeps = True, False, False
+        self._line.send(head + b"\r\n")
 
     def write(self, chunk: bytes) -> None:
         """Send a further chunk. Raises ConnectionError."""
@@ -253,7 +284,7 @@ class Connection(Wire):
                 self._parser.feed_data(data)
                 break
             except HttpParserUpgrade as offer:
-                data = self._decline_upgrade() + bytes(data[offer.args[0] :])
+                data = self._switch(bytes(data[offer.args[0] :]))
             except HttpParserError as error:
                 self._fail_parsing(repr(error))
         if self._head_bytes > MOST_HEAD_BYTES and not self._ignores_input:
@@ -272,6 +303,10 @@ class Connection(Wire):
         none = ClientRequest(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
         none.fault, none.is_whole = (status, why), True
         self._pending.append(none)
+
+    def _switch(self, rest: bytes) -> bytes:
+        """Answer an offer to upgrade the protocol; return the bytes to parse in place of the `rest`."""
+        return self._decline_upgrade() + rest
 
     def _decline_upgrade(self) -> bytes:
         """Decline an offer to upgrade the protocol, as Java's client sends; a new parser takes the rest.
@@ -444,6 +479,8 @@ class Listener:
         self.pool: ConnectionPool[Connection] = ConnectionPool(limits, Connection.close_for_room)
         self.connections: set[Connection] = set()  # established connections
         self.loop = asyncio.get_running_loop()
+        self.kind: type[Connection] = Connection
+        """Class of new connections."""
         self.is_closed = False  # no new connection is accepted, and answers announce the close
         self._acceptor = Acceptor(self._accept, lambda: self.pool.close_oldest(AT_ONCE))
 
@@ -456,7 +493,7 @@ class Listener:
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
 
     def _accept(self, near: socket.socket, address: str) -> None:
-        line = Connection(self, address)
+        line = self.kind(self, address)
         if self.pool.add(line, address):
             EagerTask(self._connect(line, near))
         else:
