@@ -105,6 +105,12 @@ class Controller:
         """Return whether the replicas run a program of the user, with routes of its own."""
         return self.wanted.newest.engine == OWN_RUN
 
+    @property
+    def _is_alone(self) -> bool:
+        """Return whether a replica starts only after the end of every other: all listen on one port of this machine."""
+        provider = self.wanted.newest.provider
+        return self._is_own_run and placement.candidates(provider, self.settings) == ("local",)
+
     # Main loop.
 
     async def run(self) -> None:
@@ -252,10 +258,14 @@ class Controller:
             self.held = course.held
             if course.held:
                 self.say(f"{self.name}: no more replicas are started: {course.held}")
-        for number, why in course.stop:
+        stop = dict(course.stop)
+        if self._is_alone:
+            alive = [one.member for one in self.replicas.kept.values() if one.member.state.is_alive]
+            stop |= {one.number: f"version {newest} takes the port" for one in alive if one.version != newest}
+        for number, why in stop.items():
             self.replicas.request_end(self.replicas.kept[number], why, drains=True)
         wait_s = REPLICA.retries.wait_s(fleet.failed_at(newest, members), time.time())
-        if now >= self.replicas.not_before and not wait_s:
+        if now >= self.replicas.not_before and not wait_s and not (self._is_alone and self.replicas.kept):
             for is_spot, count in ((True, course.start_spot), (False, course.start_on_demand)):
                 for _ in range(count):
                     self._launch_replica(is_spot)

@@ -3,6 +3,7 @@
 The gateway forwards every path to the program of the user, and the probe is the probe of the file alone.
 """
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -16,8 +17,8 @@ from infra.errors import UsageError
 from infra.records import Carried
 from infra.runs.timing import Say
 from infra.settings import Settings, read_dotenv
+from infra.transport import shipment
 from serve.engines import OWN_RUN
-from serve.policy.service_state import environ_of
 from serve.service import Service
 
 WORKDIR = "workdir"
@@ -28,14 +29,22 @@ def is_wanted(service: Service, engine: str, model: str, own_model: str) -> bool
     return engine == OWN_RUN or bool(service.file.run and not (engine or model or own_model))
 
 
-def check(service: Service, is_here: bool, settings: Settings) -> None:
-    """Raise UsageError for a file whose `run` cannot be the engine of its replicas."""
+def check(service: Service, is_here: bool, settings: Settings, is_own_machine: bool) -> None:
+    """Raise UsageError for a file whose `run` cannot be the engine of its replicas.
+
+    `is_own_machine`: a replica may run on a machine of the user, and not on a rented machine.
+    """
     file = service.file
     if not file.run.strip():
         raise UsageError(f"--engine {OWN_RUN}: the file has no `run`; add the line `run: COMMAND`")
-    if file.file_mounts:
-        path = next(iter(file.file_mounts))
-        raise UsageError(f"file_mounts: {path}: replicas of `run` get the workdir alone; fetch the files in `setup`")
+    for one in carried(service):
+        shipment.measure(Path(one.source), one.file)  # Raises before any machine is rented.
+    for path, _, _ in mounts(service):
+        if is_own_machine and path.startswith("/"):
+            raise UsageError(
+                f"file_mounts: {path}: on a machine of your own Slipway writes only to the folder of the replica; "
+                f"write ~{path}"
+            )
     if is_here and service.policy.most > 1:
         raise UsageError(
             f"on this machine all replicas of `run` would listen on port {service.port}; add --replicas 1, or "
@@ -45,9 +54,23 @@ def check(service: Service, is_here: bool, settings: Settings) -> None:
 
 
 def with_full_paths(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document with the absolute path of the work folder."""
-    folder = document.get("workdir")
-    return {**document, "workdir": str(Path(folder).expanduser().absolute())} if folder else document
+    """Return a document with the absolute paths of the work folder and the sources of mounts."""
+    found, said = dict(document), document.get("file_mounts")
+    if folder := document.get("workdir"):
+        found["workdir"] = _absolute(folder)
+    if isinstance(said, dict):
+        found["file_mounts"] = {path: _with_full_source(one) for path, one in said.items()}
+    return found
+
+
+def _with_full_source(said: Any) -> Any:
+    if isinstance(said, dict) and isinstance(said.get("source"), str):
+        return {**said, "source": _with_full_source(said["source"])}
+    return said if not isinstance(said, str) or "://" in said or not said.strip() else _absolute(said)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def with_one_replica(document: dict[str, Any], service: Service, tell: Say) -> dict[str, Any]:
@@ -72,28 +95,68 @@ def secrets(service: Service, settings: Settings) -> dict[str, str]:
 
 
 def carried(service: Service) -> tuple[Carried, ...]:
-    """Return the work folder to send."""
-    if not service.file.workdir:
-        return ()
-    return (Carried(name=WORKDIR, source=str(Path(service.file.workdir).expanduser().absolute())),)
+    """Return the work folder, and the folders and files of mounts, to send. Raises UsageError."""
+    folder = (Carried(name=WORKDIR, source=_absolute(service.file.workdir)),) if service.file.workdir else ()
+    sent = {
+        name: Carried(name=name, source=str(source.parent if source.is_file() else source), file=_file_of(source))
+        for _, source, name in mounts(service)
+    }
+    return (*folder, *sent.values())
 
 
-def steps(service: Service, name: str, is_near: bool) -> tuple[Step, ...]:
+def mounts(service: Service) -> list[tuple[str, Path, str]]:
+    """Return path on the replica, source here and name of the sent folder of each mount. Raises UsageError."""
+    found: list[tuple[str, Path, str]] = []
+    for path, said in service.file.file_mounts.items():
+        where = f"file_mounts: {path}"
+        if not path or path in ("/", "~", "~/", ".", "./") or ".." in Path(path).parts:
+            raise UsageError(f"{where}: the path of a mount is a folder or file below ~ or the workdir")
+        asked = {"source": said} if isinstance(said, str) else said
+        source, mode = asked.get("source"), str(asked.get("mode", "COPY" if asked.get("source") else "MOUNT")).upper()
+        if not isinstance(source, str) or not source.strip() or "://" in source:
+            what = f"fetch {source}" if isinstance(source, str) and source else "fetch the files"
+            raise UsageError(f"{where}: a service sends files and folders of this machine; {what} in `setup` instead")
+        if mode != "COPY":
+            raise UsageError(f"{where}: {mode} is for buckets; write {path}: {source}, which copies the files")
+        there = Path(_absolute(source)).resolve()
+        if not there.exists():
+            raise UsageError(f"{where}: {source} does not exist on this machine")
+        known = [name for _, one, name in found if one == there]
+        found.append((path, there, known[0] if known else f"mount-{len(found)}"))
+    return found
+
+
+def _file_of(source: Path) -> str:
+    return source.name if source.is_file() else ""
+
+
+def release_of(service: Service) -> str:
+    """Return an id of the files to send, by names, sizes and times: a changed program is a new version."""
+    said = ""
+    for one in carried(service):
+        root = Path(one.source)
+        files = {one.file: (root / one.file).stat()} if one.file else shipment.survey(root)
+        said += "".join(f"{one.name} {at} {seen.st_size} {seen.st_mtime_ns}\n" for at, seen in sorted(files.items()))
+    return hashlib.sha256(said.encode()).hexdigest()[:16] if said else ""
+
+
+def steps(service: Service, name: str, is_own_machine: bool) -> tuple[Step, ...]:
     """Return the steps of a replica: `setup` once, then `run` for ever. `name`: name of the last step."""
     file = service.file
     return tuple(
-        Step(one, TEXT_WORDS, "", _script(text, service, is_near), max_restarts=0)
+        Step(one, TEXT_WORDS, "", _script(text, service, is_own_machine), max_restarts=0)
         for one, text in ((SETUP, file.setup), (name, file.run))
         if text.strip()
     )
 
 
-def _script(text: str, service: Service, is_near: bool) -> dict[str, Any]:
+def _script(text: str, service: Service, is_own_machine: bool) -> dict[str, Any]:
     made = Script(
         text=text,
         name=service.file.name or "",
         workdir=WORKDIR if service.file.workdir else "",
-        envs=dict(environ_of(service)),
-        own_home=is_near,
+        envs=dict(service.envs),
+        mounts=[[name, _file_of(source), path] for path, source, name in mounts(service)],
+        own_home=is_own_machine,
     )
     return dict(json.loads(json.dumps(asdict(made))))

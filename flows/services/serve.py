@@ -19,6 +19,7 @@ from infra.ledger.service_rows import ServiceRow
 from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings, is_secret
 from infra.units import count, duration
 from serve import own_run, revision
@@ -101,12 +102,16 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     """Return the version of a service whose engine is the `run` of the file. Raises UsageError."""
     document = own_run.with_full_paths(draft.document) if spec.config else draft.document
     revision.check_file(draft.service, tell, is_own_run=True)
-    is_here = placement.candidates(draft.provider, settings) == ("local",)
+    candidates = placement.candidates(draft.provider, settings)
+    is_here = candidates == ("local",)
     if is_here and spec.replicas is None:
         document = own_run.with_one_replica(document, draft.service, tell)
     version = revision.own_version(document, draft.provider, settings.store, draft.name)
-    own_run.check(version.service, is_here, settings)
-    return version
+    if is_here and draft.before and draft.before.engine == OWN_RUN:
+        tell(f"an update ends the old replica first, because both would listen on port {draft.service.port}")
+    is_own_machine = not all(registry.provider(settings, one).is_rented for one in candidates)
+    own_run.check(version.service, is_here, settings, is_own_machine)
+    return dataclasses.replace(version, weights=own_run.release_of(version.service))
 
 
 def version_of_model(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say) -> Version:

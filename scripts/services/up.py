@@ -18,6 +18,7 @@ from scripts.market import offers_table
 from scripts.services.one_service import show
 from serve import readiness, revision
 from serve.budget import limit_of
+from serve.policy.service_state import Version
 from serve.processes import controller_process
 from serve.replicas import placement
 from store import terminal
@@ -65,10 +66,7 @@ def up(spec: ServeUpFlags) -> None:
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
         elif wanted != old:
-            render.tell(
-                f"{name}: {found.version.model} on engine {found.version.engine}, replicas on "
-                f"{revision.places(found.version, settings)}"
-            )
+            render.tell(f"{name}: {_engine_of(found.version)}, replicas on {revision.places(found.version, settings)}")
         with terminal.show_while(f"{name}: starting the controller"):
             seen = use_case.set_desired_state(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
@@ -132,7 +130,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
             )
         )
     many = count(most, "replica") if least == most else f"{least} to {most} replicas"
-    render.say(f"{name}: {version.model} on engine {version.engine}, {many}; machines in order of preference:")
+    render.say(f"{name}: {_engine_of(version)}, {many}; machines in order of preference:")
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     rate, left = 0, least
     for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind
@@ -148,3 +146,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
         rented = [(one, each) for one in offers if is_rented(one.provider)]
         off = "requests fail, because the gateway runs on this machine; replicas are not replaced"
         offers_table.show_laptop_off(off, rented, settings)
+
+
+def _engine_of(version: Version) -> str:
+    return f"{version.model} on engine {version.engine}" if version.model else "`run` of the file"

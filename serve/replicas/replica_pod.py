@@ -105,7 +105,7 @@ class ReplicaLauncher:
             bounds=wanted.slipway.limits,
         )
         steps: tuple[Step, ...] = (
-            own_run.steps(wanted, STEP, is_near)
+            own_run.steps(wanted, STEP, is_near or not any(self.vendor(one.provider).is_rented for one in offers))
             if is_own
             else (
                 Step(
@@ -129,7 +129,11 @@ class ReplicaLauncher:
             limits=limits,
             torch=environment.torch_build() if is_near else "cuda" if request.num_gpus else "cpu",
             environments=str(self.settings.environments) if is_near else "",
-            environ={**_places_of(version.model), **environ_of(wanted)},
+            environ=(
+                {"SKYPILOT_SERVE_REPLICA_ID": str(member.number)}
+                if is_own
+                else {**_places_of(version.model), **environ_of(wanted)}
+            ),
             secrets=tuple(secrets),
             num_gpus=0 if self.settings.rehearsal else request.num_gpus,
             clock_scale=self.settings.clock_scale if self.settings.rehearsal else 1.0,

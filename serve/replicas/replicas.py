@@ -241,6 +241,10 @@ class Replicas:
                 self.say(f"{one.member.run}: no probe: {error}")
                 await asyncio.sleep(RETRY_S)
                 continue
+            if engine == OWN_RUN and one.member.facts.first_ready_at is None and one.stage.engine_s is None:
+                # A different program may have the port during `setup`.
+                found = replace(found, passed=False, why="its `run` has not begun")
+                prober.why = found.why
             now = time.monotonic()
             is_new = found.why != known and one.member.ready_at is None
             if found.why and (is_new or not known):  # the state shows later reasons

@@ -36,8 +36,9 @@ envs: {{WORD: hello, WHICH: alive, LAB_TOKEN: }}
 service:
   readiness_probe: /$WHICH
   replicas: 1
+file_mounts: {{~/words/a.txt: {folder}/../a.txt}}
 resources: {{ports: {port}}}
-setup: echo "$WORD setup" > made
+setup: sleep 1; echo "$WORD setup $(cat ~/words/a.txt)" > made
 run: exec python3 program.py {port}
 """
 
@@ -47,6 +48,7 @@ def world(tmp_path, unused_port):
     one = World(tmp_path / "world", {"LAB_TOKEN": "shh-" + "1" * 16})
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "program.py").write_text(PROGRAM)
+    (tmp_path / "a.txt").write_text("one")
     (tmp_path / "pages.yaml").write_text(SERVICE.format(folder=tmp_path / "code", port=unused_port))
     yield one
     one.run("serve.down", "pages")
@@ -72,7 +74,7 @@ def test_every_path_of_a_program_is_served_behind_the_gateway(world, tmp_path):
         answer = line.getresponse()
         return answer.status, answer.read()
 
-    said = {"word": "hello", "secret": 20, "made": "hello setup"}
+    said = {"word": "hello", "secret": 20, "made": "hello setup one"}
     assert ask("GET", "/any/page?a=b%20c") == (
         200,
         json.dumps({"method": "GET", "path": "/any/page?a=b%20c", "body": "", **said}).encode(),
@@ -84,13 +86,18 @@ def test_every_path_of_a_program_is_served_behind_the_gateway(world, tmp_path):
     assert "shh-1" not in str(seen)
     again = world.run("serve.up", file, "--provider", "local", "--yes")
     assert again.returncode == 0 and "nothing to change" in again.stderr
+    (tmp_path / "a.txt").write_text("two, longer")
+    done = world.run("serve.up", file, "--provider", "local", "--yes")
+    assert "ends the old replica first" in done.stderr
+    # The old program had the port during `setup`: the new replica was not ready before its own program answered.
+    assert json.loads(ask("GET", "/")[1])["made"] == "hello setup two, longer"
 
 
 def test_file_that_cannot_run_here_is_refused_before_anything_starts(world, tmp_path):
     file = tmp_path / "pages.yaml"
     text = file.read_text()
     for changed, why in (
-        (text + "file_mounts: {~/a: s3://shelf/a}\n", "fetch the files in `setup`"),
+        (text.replace(f"{tmp_path}/code/../a.txt", "s3://shelf/a"), "fetch s3://shelf/a in `setup` instead"),
         (text.replace("LAB_TOKEN: ", "ANY_KEY: "), "secrets: ANY_KEY has no value; set the variable in .env"),
         (text + "secrets: {OTHER_TOKEN: abc}\n", "secrets: OTHER_TOKEN: write no value"),
     ):

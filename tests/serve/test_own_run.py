@@ -27,12 +27,12 @@ def test_run_of_a_file_is_the_engine_without_any_model(engine, model, own_model,
 
 def test_steps_are_setup_and_run_with_the_variables_of_the_file(tmp_path):
     said = made(setup="pip install x", envs={"A": 1, "HF_TOKEN": None}, workdir=str(tmp_path))
-    first, last = own_run.steps(said, "engine", is_near=False)
+    first, last = own_run.steps(said, "engine", is_own_machine=False)
     assert (first.name, last.name, first.is_setup, last.max_restarts) == ("setup", "engine", True, 0)
     assert (last.config["text"], last.config["envs"], last.config["workdir"]) == ("serve 8123", {"A": "1"}, "workdir")
     (sent,) = own_run.carried(said)
     assert (sent.name, sent.source) == ("workdir", str(tmp_path))
-    assert [one.name for one in own_run.steps(made(), "engine", is_near=True)] == ["engine"]
+    assert [one.name for one in own_run.steps(made(), "engine", is_own_machine=True)] == ["engine"]
     assert own_run.carried(made()) == ()
 
 
@@ -42,7 +42,7 @@ def test_secrets_come_from_the_settings_and_the_shell_and_never_from_the_file(tm
     said = made(envs={"HF_TOKEN": None}, secrets=["LAB_TOKEN"])
     assert own_run.secrets(said, settings) == {"HF_TOKEN": "hf_" + "1" * 20, "LAB_TOKEN": "from the shell"}
     with pytest.raises(UsageError, match="secrets: NO_KEY has no value; set the variable in .env"):
-        own_run.check(made(secrets={"NO_KEY": None}), True, settings)
+        own_run.check(made(secrets={"NO_KEY": None}), True, settings, True)
     for wrong, why in (({"A_KEY": "x"}, "write no value"), ({"A=": None}, "not the name of a variable")):
         with pytest.raises(UsageError, match=why):
             made(secrets=wrong)
@@ -50,14 +50,60 @@ def test_secrets_come_from_the_settings_and_the_shell_and_never_from_the_file(tm
 
 def test_file_that_no_replica_can_run_is_refused(tmp_path):
     settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
-    own_run.check(made(service={"replicas": 3}), False, settings)
+    own_run.check(made(service={"replicas": 3}), False, settings, False)
+    (tmp_path / "a").write_text("x")
+    own_run.check(made(file_mounts={"/data/a": f"{tmp_path}/a"}), False, settings, False)
     for said, why in (
         (made(service={"replicas": 3}), "would listen on port 8123; add --replicas 1"),
-        (made(file_mounts={"~/a": "./a"}), "fetch the files in `setup`"),
+        (made(file_mounts={"~/a": "./absent"}), "~/a: ./absent does not exist on this machine"),
+        (made(file_mounts={"~/a": "s3://shelf/a"}), "fetch s3://shelf/a in `setup` instead"),
+        (made(file_mounts={"~/a": {"name": "shelf", "mode": "MOUNT"}}), "fetch the files in `setup` instead"),
+        (
+            made(file_mounts={"~/a": {"source": "./a", "mode": "MOUNT_CACHED"}}),
+            "write ~/a: ./a, which copies the files",
+        ),
+        (made(file_mounts={"../a": "./a"}), "a folder or file below ~ or the workdir"),
+        (made(file_mounts={"/data/a": f"{tmp_path}/a"}), "write ~/data/a"),
         (made(run=""), "add the line `run: COMMAND`"),
     ):
         with pytest.raises(UsageError, match=why):
-            own_run.check(said, True, settings)
+            own_run.check(said, True, settings, True)
+
+
+def test_file_mounts_are_sent_and_a_changed_file_is_a_new_release(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "d.txt").write_text("d")
+    (tmp_path / "a.txt").write_text("a")
+    asked = {"~/a.txt": f"{tmp_path}/a.txt", "data": {"source": f"{tmp_path}/data"}, "~/again": f"{tmp_path}/data"}
+    said = made(file_mounts=asked)
+    assert [(one.name, one.source, one.file) for one in own_run.carried(said)] == [
+        ("mount-0", str(tmp_path), "a.txt"), ("mount-1", str(tmp_path / "data"), ""),
+    ]  # fmt: skip
+    (step,) = own_run.steps(said, "engine", is_own_machine=True)
+    wanted = [["mount-0", "a.txt", "~/a.txt"], ["mount-1", "", "data"], ["mount-1", "", "~/again"]]
+    assert step.config["mounts"] == wanted
+    before = own_run.release_of(said)
+    assert before == own_run.release_of(said)
+    (tmp_path / "data" / "e.txt").write_text("e")
+    assert own_run.release_of(said) != before and own_run.release_of(made()) == ""
+
+
+def test_sources_of_mounts_become_absolute_before_the_journal_keeps_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mounts = {"~/a": "./a", "~/b": {"source": "b", "mode": "COPY"}, "~/c": "s3://x/y", "~/d": {"name": "n"}}
+    assert own_run.with_full_paths({"file_mounts": mounts, "workdir": "."}) == {
+        "file_mounts": {
+            "~/a": f"{tmp_path}/a", "~/b": {"source": f"{tmp_path}/b", "mode": "COPY"}, "~/c": "s3://x/y",
+            "~/d": {"name": "n"},
+        },
+        "workdir": str(tmp_path),
+    }  # fmt: skip
+
+
+def test_variables_of_a_program_are_those_of_the_file_whatever_their_names():
+    said = made(envs={"PORT": 8123, "HOST": "a", "SERVED_NAME": "b", "VLLM_API_KEY": "c"})
+    (step,) = own_run.steps(said, "engine", is_own_machine=True)
+    assert step.config["envs"] == {"PORT": "8123", "HOST": "a", "SERVED_NAME": "b", "VLLM_API_KEY": "c"}
 
 
 def test_one_replica_runs_on_this_machine():
