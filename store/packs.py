@@ -11,6 +11,8 @@ module and each `pack.py`, and no other module of a pack.
 import functools
 import importlib
 import json
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,17 +214,31 @@ class AlwaysOn:
 
 @functools.cache
 def installed() -> Mapping[str, Pack]:
-    """Return the installed packs by name. Raise ValueError if a pack and its folder have different names."""
+    """Return the installed packs by name."""
     found = {}
     for path in sorted(FOLDER.glob("*/pack.py")):
-        pack = load(f"packs.{path.parent.name}.pack:PACK")
-        if pack.name != path.parent.name:
-            raise ValueError(f"{path}: the pack is called {pack.name}, and its folder {path.parent.name}")
-        found[pack.name] = pack
+        found[path.parent.name] = _record_of(path)
     while without_needs := [name for name, pack in found.items() if not all(need in found for need in pack.needs)]:
         for name in without_needs:
             del found[name]
     return found
+
+
+def _record_of(path: Path) -> Pack:
+    """Return the record in a `pack.py`. Exit with the failing line of the file: every command needs the record."""
+    at = str(path)
+    try:
+        pack = load(f"packs.{path.parent.name}.pack:PACK")
+        if not isinstance(pack, Pack) or pack.name != path.parent.name:
+            raise TypeError(f"PACK must be a Pack with the name of its folder, {path.parent.name}")
+        return pack
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # including SystemExit
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == at]
+        line = error.lineno if isinstance(error, SyntaxError) and error.filename == at else [1, *lines][-1]
+        print(f"inv: {at}:{line}: {type(error).__name__}: {error}; or remove the folder", file=sys.stderr)
+        sys.exit(2)
 
 
 def load(where: str) -> Any:

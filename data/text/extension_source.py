@@ -32,7 +32,9 @@ def documents(name: str, code: str) -> Iterator[Document]:
 def _iterated(extension: Extension, made: Any) -> Iterator[Any]:
     if isinstance(made, (str, bytes, Mapping)) or not hasattr(made, "__iter__"):
         kind = type(made).__name__
-        raise InputError(f"{extension.where}: source() returned a {kind}; expected texts, one at a time: use yield")
+        raise InputError(
+            f"{extension.place('source')}: source() returned {kind}; expected texts, one at a time: use yield"
+        )
     return iter(made)
 
 
@@ -41,13 +43,13 @@ def _document(extension: Extension, number: int, one: Any) -> Document:
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
         said = "a mapping without a text" if isinstance(row, Mapping) else f"a {type(one).__name__}"
         raise InputError(
-            f"{extension.where}: document {number + 1} of source() is {said}; expected a text, or a "
+            f"{extension.place('source')}: document {number + 1} of source() is {said}; expected a text, or a "
             "dictionary with `text`"
         )
     if unknown := [str(key) for key in row if key not in ("text", *COLUMNS)]:
         near = difflib.get_close_matches(unknown[0], COLUMNS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: text, {', '.join(COLUMNS)}"
-        raise InputError(f"{extension.where}: document {number + 1} of source() has {unknown[0]!r}; {hint}")
+        raise InputError(f"{extension.place('source')}: document {number + 1} of source() has {unknown[0]!r}; {hint}")
     values = dict(row)
     values["id"] = values.get("id") or f"{extension.name}:{number}"
     return Document(**values)

@@ -214,6 +214,6 @@ def is_taken_by_own(name: str, offer: Offer) -> bool:
         raise UsageError(f"--machine-filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")
     if not isinstance(said[0], bool):
         raise UsageError(
-            f"--machine-filter {name}: filter returned {said[0]!r:.100}; expected True or False ({extension.where})"
+            f"--machine-filter {name}: {extension.place('filter')}: returned {said[0]!r:.100}; expected True or False"
         )
     return said[0]

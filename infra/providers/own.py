@@ -67,7 +67,7 @@ class OwnProvider(Market):
     def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise SlipwayError(
-                f"{self.name}: {verb} returned {_kind_of(value)}; expected {_article(kind)} ({self.extension.where})"
+                f"{self.name}: {verb} returned {_kind_of(value)}; expected {_article(kind)} ({self._place(verb)})"
             )
         return value
 
@@ -75,9 +75,14 @@ class OwnProvider(Market):
         if not isinstance(value, (list, tuple)):
             raise SlipwayError(
                 f"{self.name}: {verb} returned {_kind_of(value)}; expected a list of {kind.__name__} "
-                f"({self.extension.where})"
+                f"({self._place(verb)})"
             )
         return [self._checked(f"a row of {verb}", one, kind) for one in value]
+
+    def _place(self, verb: str) -> str:
+        """Return the file of the extension, with the line of the method."""
+        code = getattr(getattr(type(self.theirs), verb.rpartition(" ")[2], None), "__code__", None)
+        return f"{self.extension.where}:{code.co_firstlineno}" if code else self.extension.where
 
     @property
     def settle_s(self) -> float:
@@ -180,12 +185,14 @@ def _made(extension: Extension, settings: Settings) -> tuple[Any, Any]:
     theirs = make(settings)
     for verb in VERBS:
         if not callable(getattr(theirs, verb, None)):
-            raise UsageError(f"{extension.where}: the provider has no {verb}{_nearest(verb, theirs)}")
+            raise UsageError(f"{extension.place('provider')}: the provider has no {verb}{_nearest(verb, theirs)}")
     return theirs, getattr(theirs, "can", Abilities())
 
 
 def _nearest(verb: str, theirs: Any) -> str:
     """Return the end of an error message: the most similar method with the line, else the existing methods."""
+    if not hasattr(type(theirs), "__dict__") or type(theirs).__module__ == "builtins":
+        return f"; provider returned {_kind_of(theirs)}"
     methods = [one for one in dir(type(theirs)) if not one.startswith("_") and callable(getattr(theirs, one, None))]
     near = difflib.get_close_matches(verb, methods, 1)
     if not near:

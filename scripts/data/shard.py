@@ -264,7 +264,8 @@ def fallback_source(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource
 
     seen = str(error).removesuffix(f"; {INSTEAD}")
     if not chosen.may_fall_back:
-        raise HubUnreachable(f"{seen}; {INSTEAD}") from None
+        typed = " and ".join(f"--{name}" for name in hub_flags(chosen.spec))
+        raise HubUnreachable(f"{seen}; {INSTEAD}{f', and leave out {typed}' if typed else ''}") from None
     if not chosen.spec.out:
         with suppress(OSError):  # the folder may hold earlier FineWeb shards
             folder_of(chosen.spec).rmdir()

@@ -155,6 +155,10 @@ class Extension:
         """Return the kinds for which the extension has a function. Raise ExtensionError for invalid Python."""
         return tuple(kind for kind in FUNCTIONS if kind in _defined(self.tree))
 
+    def place(self, kind: str) -> str:
+        """Return the file and the line of the function of a kind."""
+        return f"{self.where}:{_defined(self.tree)[kind].lineno}"
+
     def literal(self, name: str) -> tuple[Any, int]:
         """Return the value of a constant and its line number without executing the file; (None, 0) if undefined.
 

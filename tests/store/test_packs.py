@@ -1,6 +1,8 @@
 """Packs are found by folder, loaded by name, and reported missing by name."""
 
+import importlib
 import json
+import sys
 
 import pytest
 
@@ -58,8 +60,33 @@ def test_a_pack_is_off_without_its_required_packs_recursively(folder):
 
 def test_a_pack_with_a_different_name_than_its_folder_is_refused(folder):
     folder("one", called="other")
-    with pytest.raises(ValueError, match="the pack is called other, and its folder one"):
+    with pytest.raises(SystemExit):
         packs.installed()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\nx = = 1\n", ":2: SyntaxError"),
+        ("def f():\n    return absent\nPACK = f()\n", ":2: NameError: name 'absent' is not defined"),
+        ("\nimport absent_module\n", ":2: ModuleNotFoundError"),
+        ("\nraise SystemExit(3)\n", ":2: SystemExit: 3"),
+        ("PACK = 3\n", ":1: TypeError: PACK must be a Pack with the name of its folder, one"),
+    ],
+)
+def test_pack_file_that_fails_is_named_with_its_line(tmp_path, monkeypatch, capsys, text, told):
+    (tmp_path / "one").mkdir()
+    path = tmp_path / "one" / "pack.py"
+    path.write_text(text)
+    monkeypatch.setattr(packs, "FOLDER", tmp_path)
+    monkeypatch.setattr(importlib.import_module("packs"), "__path__", [str(tmp_path)])
+    packs.installed.cache_clear()
+    with pytest.raises(SystemExit) as ended:
+        packs.installed()
+    for name in ("packs.one", "packs.one.pack"):
+        sys.modules.pop(name, None)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"{path}{told}" in said and said.count("\n") == 1
 
 
 def test_a_suggested_command_names_the_missing_pack(folder):

@@ -30,13 +30,13 @@ def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ra
     with phase_run(config, making, keeping, ranks) as phase:
         try:
             about = theirs(phase)
-        except (TrainerError, DataError, StoreError):
+        except (TrainerError, DataError, StoreError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # including SystemExit: a phase that exits early must not look complete
             raise TrainerError(error_with_line(extension, error)) from error
     if ranks.is_first and (not isinstance(about, dict) or "phase" not in about):
         raise Refused(
-            f"{extension.where}: phase(run) did not return the result of run.publish, so no model is published. "
+            f"{extension.place('phase')}: phase(run) did not return the result of run.publish; no model is published. "
             "End the function with: return run.publish(model, final, {})"
         )
     return about or {}

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from data.single_writer import PARENT, exit_with_parent
-from store.extensions import ExtensionError, of_text
-from store.extensions.run import function
+from store.extensions import Extension, ExtensionError, of_text
+from store.extensions.run import error_with_line, function
 from trainer.rewards.worker import READY
 
 MEMORY_BYTES = 4 << 30
@@ -50,18 +50,20 @@ def of_math() -> Callable[[Any], Any]:
 
 def of_own() -> Callable[[Any], Any]:
     """Return a function that calls the user's reward function; the first question is the text of the user's file."""
-    made: list[Callable[..., Any]] = []
+    made: list[tuple[Extension, Callable[..., Any]]] = []
 
     def answer(asked: Any) -> Any:
         try:
             if isinstance(asked, str):
-                made.append(function(of_text(asked, "reward"), "reward"))
+                extension = of_text(asked, "reward")
+                made.append((extension, function(extension, "reward")))
                 return {}
-            return checked(made[0](**asked))
+            said = checked(made[0][1](**asked))
+            return said if "parts" in said else {"error": f"{made[0][0].place('reward')}: {said['error']}"[:500]}
         except ExtensionError as error:
             return {"error": str(error)[:500]}
         except BaseException as error:  # report any error, even SystemExit
-            return {"error": f"{type(error).__name__}: {error}"[:500], "raised": True}
+            return {"error": error_with_line(made[0][0], error)[:500], "raised": True}
 
     return answer
 

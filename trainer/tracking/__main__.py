@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from store import local_files, packs
+from store.extensions import ExtensionError
 from trainer.reporting.jsonl_log import FIGURES, SAID
 from trainer.tracking.jsonl_tail import JsonlTail
 from trainer.tracking.tracker import LastSent, TrackedRun, Tracker
@@ -147,8 +148,9 @@ def main(words: list[str]) -> int:
                 time.sleep(POLL_S)
         sidecar.close()
     except Exception as error:  # any error of the tracker's client: the agent restarts the sidecar later
-        sidecar.report(type(error).__name__)
-        _say(f"{name} failed: {type(error).__name__}: {error}")
+        is_own = isinstance(error, ExtensionError)  # the message names the error
+        sidecar.report(type(error.__cause__ if is_own and error.__cause__ else error).__name__)
+        _say(f"{name} failed: {error if is_own else f'{type(error).__name__}: {error}'}")
         return 1
     _say("all metrics are sent")
     return 0

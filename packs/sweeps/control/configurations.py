@@ -148,7 +148,9 @@ def functions(path: Path) -> Iterator[Callable[[], Any]]:
     try:
         with grail.modules():
             spec.loader.exec_module(module)
-    except Exception as error:  # user code may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code may raise anything, SystemExit too
         raise UsageError(f"{_place(str(path), error)}: {type(error).__name__}: {error}") from None
     for name, one in vars(module).items():
         is_own = inspect.isfunction(one) and one.__module__ == spec.name and not name.startswith("_")
@@ -156,7 +158,7 @@ def functions(path: Path) -> Iterator[Callable[[], Any]]:
             yield one
 
 
-def _place(path: str, error: Exception) -> str:
+def _place(path: str, error: BaseException) -> str:
     """Return the file with the line of an error of the user's own code."""
     lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == path and one.lineno]
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
@@ -166,15 +168,18 @@ def _place(path: str, error: Exception) -> str:
 
 def of_function(function: Callable[[], Any]) -> SweepSpec:
     """Return the sweep described by a function. Raises UsageError with the expected format."""
-    name = function.__name__
+    name, path = function.__name__, inspect.getfile(function)
     try:
         said = function()
-    except UsageError:
+    except KeyboardInterrupt:
         raise
-    except Exception as error:  # user code may raise anything
-        where = _place(inspect.getfile(function), error)
-        raise UsageError(f"{where}: {name}(): {type(error).__name__}: {error}") from None
-    pods, dealt = experiment.parse_result(name, said)
+    except BaseException as error:  # user code may raise anything, SystemExit too
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        raise UsageError(f"{_place(path, error)}: {name}(): {kind}{error}") from None
+    try:
+        pods, dealt = experiment.parse_result(name, said)
+    except UsageError as error:
+        raise UsageError(f"{path}: line {function.__code__.co_firstlineno}: {error}") from None
     machines = {one.name: one for one in pods}
     different = experiment.differing(one for some in dealt.values() for one in some)
     trials = [experiment.trial(name, one, machines[place], different) for place, some in dealt.items() for one in some]

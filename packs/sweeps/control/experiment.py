@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from flows.specs import files, work
 from flows.specs.launch import LaunchSpec
@@ -20,6 +20,7 @@ from packs.sweeps.control.trials.ranking import Ranking
 from packs.sweeps.control.trials.records import SweepTrial
 
 PodSpec = PodEntry  # GRAIL's name
+R = TypeVar("R")
 DATASETS = ("gsm8k", "math", "mbpp")
 RANK = Ranking(by="reward", mode="max")
 GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers per prompt; tokens per answer; tokens per answer with its prompt
@@ -175,12 +176,27 @@ def schema() -> list[tuple[str, Any, str]]:
 
 def read(where: str, said: Any) -> ExperimentConfig:
     """Parse an experiment from the result of a sweep function. Raises UsageError."""
-    if isinstance(said, ExperimentConfig):
-        return said
-    files.check_keys(where, said, [one.name for one in fields(ExperimentConfig)])
-    if not isinstance(said.get("name"), str):
-        raise UsageError(f"{where}: name is missing; give a name, as text")
-    return ExperimentConfig(**said)
+    return _record(where, said, ExperimentConfig)
+
+
+def _record(where: str, said: Any, kind: type[R]) -> R:
+    """Return a record of a sweep function, given as a record or as a mapping. Raises UsageError for a wrong type."""
+    hints = get_type_hints(kind)
+    if not isinstance(said, kind):
+        if not isinstance(said, Mapping):
+            called = "PodSpec" if kind is PodEntry else kind.__name__
+            raise UsageError(f"{where}: expected {called} or a dictionary, not {type(said).__name__}")
+        files.check_keys(where, said, list(hints))
+        if "name" not in said:
+            raise UsageError(f"{where}: name is missing; give a name, as text")
+        said = kind(**said)
+    for name, hint in hints.items():
+        value, kinds = getattr(said, name), {hint, *get_args(hint)}
+        if {int, float} & kinds and not isinstance(value, (int, float, type(None))):
+            raise UsageError(f"{where}: {name} is {value!r}; expected a number")
+        if name == "name" and not isinstance(value, str):
+            raise UsageError(f"{where}: name is {value!r}; expected a text")
+    return said
 
 
 def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, differing: Collection[str]) -> SweepTrial:
@@ -245,12 +261,17 @@ def parse_result(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, li
     if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
         raise UsageError(f"{name}() must return (pods, {{pod: [experiments]}}), not {type(said).__name__}")
     pods, dealt_out = said
-    entries = [one if isinstance(one, PodEntry) else PodEntry(**one) for one in pods]
+    if not isinstance(pods, Sequence) or isinstance(pods, str):
+        raise UsageError(f"{name}(): the pods must be a list of PodSpec, not {type(pods).__name__}")
+    entries = [_record(f"{name}(): a pod", one, PodEntry) for one in pods]
     names = [one.name for one in entries]
     if len(set(names)) < len(names):
         raise UsageError(f"{name}(): two pods have the same name")
     if unknown := [one for one in dealt_out if one not in names]:
         raise UsageError(f"{name}(): experiments are assigned to {', '.join(unknown)}; the pods are {', '.join(names)}")
+    for pod, some in dealt_out.items():
+        if not isinstance(some, Sequence) or isinstance(some, str):
+            raise UsageError(f"{name}(): {pod}: the experiments must be a list, not {type(some).__name__}")
     found = {pod: [read(f"{name}(): {pod}", one) for one in some] for pod, some in dealt_out.items()}
     every = [one.name for some in found.values() for one in some]
     if twice := sorted({one for one in every if every.count(one) > 1}):

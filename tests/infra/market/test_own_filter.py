@@ -67,7 +67,7 @@ def test_the_example_filters_by_vendor_facts_and_counts_refusals(tmp_path):
     [
         ("def filter(offer, facts):\n    return facts['no such']\n", "odd.py:2: KeyError: 'no such' (for lium one)"),
         ("def filter(offer, facts):\n    raise SystemExit(3)\n", "odd.py:2: SystemExit: 3"),
-        ("def filter(offer, facts):\n    return offer.gpu\n", "filter returned 'H100'; expected True or False"),
+        ("def filter(offer, facts):\n    return offer.gpu\n", "odd.py:1: returned 'H100'; expected True or False"),
         ("def filter(offer, facts):\n    while True: pass\n", "no answer in 0.2 s"),
         ("raise ValueError('at once')\ndef filter(offer, facts): ...\n", "odd.py:1: ValueError: at once"),
     ],

@@ -484,6 +484,13 @@ def test_file_of_grail_is_a_file_of_sweeps(tmp_path):
         ),
         ("x = 1\ny = (\n", r"sweeps.py: line 2: SyntaxError"),
         ("import no_such_module\n", r"sweeps.py: line 1: ModuleNotFoundError"),
+        ("import sys\nsys.exit(3)\n", r"sweeps.py: line 2: SystemExit: 3"),
+        ("import sys\ndef a():\n    sys.exit('no')\n", r"sweeps.py: line 3: a\(\): SystemExit: no"),
+        ("\ndef a():\n    return 3\n", r"sweeps.py: line 2: a\(\) must return \(pods, .* not int"),
+        ("def a():\n    return [3], {}\n", r"line 1: a\(\): a pod: expected PodSpec or a dictionary, not int"),
+        ("def a():\n    return 3, {}\n", r"line 1: a\(\): the pods must be a list of PodSpec, not int"),
+        ("def a():\n    return [{'name': 'x'}], {'x': 3}\n", r"a\(\): x: the experiments must be a list, not int"),
+        ("def a():\n    return [{'name': 'x', 'gpu_count': 'y'}], {}\n", r"gpu_count is 'y'; expected a number"),
     ],
 )
 def test_error_in_a_file_of_sweeps_names_its_line(tmp_path, text, said):

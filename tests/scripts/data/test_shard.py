@@ -131,6 +131,7 @@ def test_smoke_test_without_a_hub_uses_other_text_with_a_message(typed, tmp_path
 def test_named_text_is_not_replaced_when_the_hub_is_unreachable(typed, tmp_path, words):
     done = typed(*words, HF_HUB_OFFLINE="1")
     assert done.returncode == 1 and done.stderr.count("--source pydocs") == 1
+    assert ("leave out --split" in done.stderr) is ("--split" in words)  # else the advice leads to a second refusal
     assert not list(tmp_path.rglob("manifest.json"))
 
 

@@ -65,9 +65,9 @@ def test_user_function_that_fails_affects_only_that_answer():
         assert [round(one.total, 1) for one in found] == [1.5, 0.0, 0.0, 0.5, 0.0, 1.5]
         assert [one.is_right for one in found] == [True, False, False, False, False, True]
         for text in ("nan", "text"):
-            with pytest.raises(Refused, match="expected a finite number"):
+            with pytest.raises(Refused, match=r"reward.py:3: returned .* expected a finite number"):
                 judge(answered(text))
-        with pytest.raises(Refused, match="failed for all 2 answers: ValueError: no such word"):
+        with pytest.raises(Refused, match="failed for all 2 answers: reward.py:5: ValueError: no such word"):
             judge(answered("raise", "raise"))
     finally:
         judge.close()

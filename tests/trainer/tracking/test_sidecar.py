@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from store.extensions import ExtensionError
 from tests.world import ROOT
 from trainer.reporting.jsonl_log import read
 from trainer.tracking.__main__ import Sidecar, opened
@@ -77,13 +78,27 @@ def test_failing_tracker_is_reported_beside_its_link_and_gets_the_rest_later(tmp
     sidecar(tmp_path, "mine", own_tracker(OWN)).send_new_records()
     broken = sidecar(tmp_path, "mine", own_tracker(OWN.replace("figures):\n", "figures):\n        1 / 0\n")))
     tell(tmp_path / "work" / "runs" / "sft", range(4, 6))
-    with pytest.raises(ZeroDivisionError) as raised:
+    with pytest.raises(ExtensionError, match=r"mine.py:8: ZeroDivisionError") as raised:
         broken.send_new_records()
-    broken.report(type(raised.value).__name__)
+    broken.report(type(raised.value.__cause__).__name__)
     said = json.loads((tmp_path / "state/tracking/mine.json").read_text())
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
     sidecar(tmp_path, "mine", own_tracker(OWN)).send_new_records()
     assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def f():\n    return absent\ndef tracker(run, folder, configs):\n    return f()\n", "mine.py:2: NameError"),
+        ("import absent_module\ndef tracker(run, folder, configs): ...\n", "mine.py:1: ModuleNotFoundError"),
+        ("def tracker(run, folder, configs):\n    raise SystemExit(3)\n", "mine.py:2: SystemExit: 3"),
+        ("\ndef tracker(run, folder, configs):\n    return 3\n", "mine.py:2: tracker returned int; expected an object"),
+    ],
+)
+def test_tracker_that_cannot_be_opened_names_its_line(tmp_path, text, told):
+    with pytest.raises(ExtensionError, match=told):
+        sidecar(tmp_path, "mine", own_tracker(text))
 
 
 def test_configuration_is_sent_by_the_path_of_each_value():
