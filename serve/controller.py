@@ -265,10 +265,11 @@ class Controller:
         for number, why in stop.items():
             self.replicas.request_end(self.replicas.kept[number], why, drains=True)
         wait_s = REPLICA.retries.wait_s(fleet.failed_at(newest, members), time.time())
-        if now >= self.replicas.not_before and not wait_s and not (self._is_alone and self.replicas.kept):
+        if now >= self.replicas.not_before and not wait_s:
             for is_spot, count in ((True, course.start_spot), (False, course.start_on_demand)):
                 for _ in range(count):
-                    self._launch_replica(is_spot)
+                    if not (self._is_alone and self.replicas.kept):
+                        self._launch_replica(is_spot)
         self.serving = fleet.serving(self.wanted.mode, rule, self.replicas.members())
 
     def _load(self, rule: autoscaler.Rule) -> fleet.Load:

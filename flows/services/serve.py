@@ -254,6 +254,11 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     upper = max(policy.most, lower) if most is None else most
     if lower == policy.min_replicas and upper == policy.most:
         return old, False
+    if old.newest.engine == OWN_RUN and old.newest.provider == "local" and upper > 1:
+        raise UsageError(
+            f"{name}: on this machine one replica runs, because all replicas would listen on port "
+            f"{old.newest.service.port}"
+        )
     document: dict[str, Any] = revision.scaled(old.newest.document, lower, upper)
     service_file.parse(f"service {name}", document)
     newest = dataclasses.replace(old.newest, document=document)

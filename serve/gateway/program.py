@@ -11,6 +11,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 
 from infra.agent.shortage import is_shortage
 from serve.gateway import body_intake
@@ -208,7 +209,7 @@ class Trial:
         """Pass an answer on at the pace of the client."""
         request, visit, deadline, limits = self.request, self.visit, self.deadline, self.limits
         has_body = request.method != b"HEAD" and reply.status not in WITHOUT_BODY
-        chunk, length = reply.take_unread(), reply.length
+        chunk, length = reply.take_unread(), None if reply.status == HTTPStatus.NO_CONTENT else reply.length
         if reply.is_whole and has_body:
             length = b"%d" % len(chunk)
         if reply.is_events:

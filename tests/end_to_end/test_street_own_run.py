@@ -86,6 +86,8 @@ def test_every_path_of_a_program_is_served_behind_the_gateway(world, tmp_path):
     assert "shh-1" not in str(seen)
     again = world.run("serve.up", file, "--provider", "local", "--yes")
     assert again.returncode == 0 and "nothing to change" in again.stderr
+    scaled = world.run("serve.scale", "pages", "--min-replicas", "2")
+    assert scaled.returncode == 2 and "on this machine one replica runs" in scaled.stderr
     (tmp_path / "a.txt").write_text("two, longer")
     done = world.run("serve.up", file, "--provider", "local", "--yes")
     assert "ends the old replica first" in done.stderr

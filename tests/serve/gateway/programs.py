@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from serve.gateway.http.certificate import Certificate, Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.routing import Target
@@ -22,13 +23,15 @@ from serve.gateway.server import Gateway
 
 
 @contextlib.asynccontextmanager
-async def gateway(*ports: int, keys: Keys | None = None, **limits) -> AsyncIterator[str]:
+async def gateway(*ports: int, keys: Keys | None = None, tls: Tls | None = None, **limits) -> AsyncIterator[str]:
     """Yield the address of a gateway in front of programs at these ports; in the end no request may be counted."""
     front = Gateway(GatewayLimits(any_route=True, slow_start_s=0.001, **limits), keys or Keys({}))
+    if tls is not None:
+        front.set_tls(Certificate(tls).context)
     port = await front.start("127.0.0.1", 0)
     front.replace(Target(replica_id=f"r{n}", url=f"http://127.0.0.1:{one}") for n, one in enumerate(ports))
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
         for _ in range(3000):
             if front._proxy.in_flight == 0:
                 break

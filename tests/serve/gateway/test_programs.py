@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import subprocess
 
 import aiohttp
@@ -11,10 +12,12 @@ import pytest
 import requests
 
 from serve.gateway import keys
+from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
+from tests.serve.certificates import Authority
 from tests.serve.gateway.programs import asgi, gateway, plain, sockets, starlette
 
 pytestmark = pytest.mark.process
@@ -73,6 +76,21 @@ def test_program_learns_the_client_from_the_gateway_alone():
                     "X-Forwarded-Host": ["localhost:81"], "X-Real-IP": ["127.0.0.1"], "X_Real_IP": [],
                     "X_Forwarded_For": [], "Host": ["localhost:81"],
                 }  # fmt: skip
+
+    run(main)
+
+
+def test_program_learns_that_the_client_speaks_https(tmp_path):
+    tls = Tls(keyfile=str(tmp_path / "key.pem"), certfile=str(tmp_path / "chain.pem"))
+    authority = Authority.begin(tmp_path)
+    authority.issue(tls)
+    trust = ssl.create_default_context(cafile=authority.file)
+
+    async def main():
+        with plain() as port:
+            async with gateway(port, tls=tls) as url, client(url, verify=trust) as web:
+                head = (await web.get("/")).json()["head"]
+                assert values(head, "x-forwarded-proto") == ["https"]
 
     run(main)
 
