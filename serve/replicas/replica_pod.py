@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.agent.environments import environment
-from infra.agent.job import Job, Limits, Step
+from infra.agent.job import SETUP, Job, Limits, Step
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
@@ -199,10 +199,10 @@ class ReplicaLauncher:
             self._remove(op)
 
     def last_error(self, op: Op) -> str:
-        """Return the last error in the log of an ended engine, or the end of the log of its environment; "" = none."""
+        """Return the last error in the log of an ended engine, else the end of an earlier log; "" = none."""
         if op.address:
             self._fetch_log(op)
-        for step in (STEP, ENVIRONMENT):
+        for step in (STEP, SETUP, ENVIRONMENT):
             with contextlib.suppress(OSError), (self.log_of(op.run) / f"{step}.log").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - ERROR_BYTES))
                 said = file.read().decode(errors="replace").rstrip()

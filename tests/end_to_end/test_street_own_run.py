@@ -95,6 +95,13 @@ def test_every_path_of_a_program_is_served_behind_the_gateway(world, tmp_path):
     assert json.loads(ask("GET", "/")[1])["made"] == "hello setup two, longer"
 
 
+def test_service_whose_setup_fails_shows_the_last_line_of_the_setup(world, tmp_path):
+    file = tmp_path / "pages.yaml"
+    file.write_text(file.read_text().replace("setup: sleep 1;", "setup: echo no such package >&2; exit 7;"))
+    done = world.run("serve.up", str(file), "--provider", "local", "--yes")
+    assert done.returncode == 1 and "step setup failed with exit code 7: no such package" in done.stderr, done.stderr
+
+
 def test_file_that_cannot_run_here_is_refused_before_anything_starts(world, tmp_path):
     file = tmp_path / "pages.yaml"
     text = file.read_text()
