@@ -44,13 +44,12 @@ LACKING = {
     "vast": (MULTI_NODE, DISK_TIER, NETWORK_TIER, MOUNTS),
     "slurm": (SPOT, PORTS, MOUNTS),
     "ssh": (SPOT, DISK_TIER, NETWORK_TIER),
-    "kubernetes": (SPOT, DISK_TIER, NETWORK_TIER),
+    "kubernetes": (DISK_TIER,),  # some clusters have spot nodes and fast networks
     "hyperbolic": (MULTI_NODE, DISK_TIER, MOUNTS, SPOT, PORTS, IMAGE, NETWORK_TIER),
     "seeweb": (MULTI_NODE, DISK_TIER, MOUNTS, SPOT, IMAGE, NETWORK_TIER),
     "verda": (MULTI_NODE, DISK_TIER, NETWORK_TIER, PORTS, MOUNTS),
     "yotta": (MULTI_NODE, SPOT, DISK_TIER, NETWORK_TIER, MOUNTS),
     "primeintellect": (MULTI_NODE, DISK_TIER, NETWORK_TIER, IMAGE),
-    "nebius": (NETWORK_TIER,),
     "cudo": (DISK_TIER, NETWORK_TIER, IMAGE, SPOT),
     "fluidstack": (DISK_TIER, NETWORK_TIER, IMAGE, SPOT),
     "paperspace": (DISK_TIER, NETWORK_TIER, IMAGE, SPOT),
@@ -172,8 +171,8 @@ def check(keys: Mapping[str, Any], nodes: int, mounts: bool, where: str) -> None
             MOUNTS: mounts,
             SPOT: one.get("use_spot"),
             IMAGE: one.get("image_id"),
-            DISK_TIER: one.get("disk_tier"),
-            NETWORK_TIER: one.get("network_tier"),
+            DISK_TIER: str(one.get("disk_tier") or "best").lower() != "best",
+            NETWORK_TIER: str(one.get("network_tier")).lower() == "best",
             PORTS: one.get("ports"),
         }
         for feature in LACKING.get("kubernetes" if cloud == "k8s" else cloud, ()):

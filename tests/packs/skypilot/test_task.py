@@ -139,6 +139,12 @@ def test_unsupported_request_of_a_cloud_is_refused_before_the_request(resources,
 
 
 def test_other_requests_are_left_to_skypilot():
+    for infra in ("kubernetes", "k8s", "nebius/eu-north1"):  # depends on the cluster, and on the kind of machine
+        asked = {"infra": infra, "network_tier": "best", "disk_tier": "best", "use_spot": True}
+        task.check({"resources": asked}, 2, True, "job.yaml")
+    task.check({"resources": {"infra": "runpod", "network_tier": "standard", "disk_tier": "best"}}, 1, False, "a.yaml")
+    with pytest.raises(UsageError, match="disk_tier: SkyPilot has no the choice of a disk's speed on k8s"):
+        task.check({"resources": {"infra": "k8s", "disk_tier": "ultra"}}, 1, False, "job.yaml")
     task.check({"resources": {"infra": "aws", "use_spot": True, "ports": 80}}, 4, True, "job.yaml")
     task.check({"resources": {"accelerators": "H100:8", "use_spot": True}}, 2, False, "job.yaml")
 
