@@ -68,6 +68,17 @@ class Mount:
     name: str = ""
     store: str = ""
     line: int = 0
+    sources: tuple[str, ...] = ()
+    """The local files and folders of a list, which only an engine mounts at one path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A git repository as the work folder."""
+
+    url: str
+    ref: str = ""
+    """Branch, tag or commit; "" for the default branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +87,8 @@ class JobTask:
 
     name: str = ""
     workdir: Path | None = None
+    repository: Repository | None = None
+    """The repository that `setup` clones, in place of `workdir`."""
     num_nodes: int = 1
     resources: Resources = Resources()
     envs: Mapping[str, str | None] = field(default_factory=dict)
@@ -178,7 +191,8 @@ def refuse_keys(file: JobFile, refused: Refusals, is_engine: bool = False) -> No
     for task in file.tasks:
         line = task.document.line
         for key, instead in schema.REFUSED.items():
-            if getattr(task.said, key) is not None and not (is_engine and key in schema.OF_ENGINES):
+            is_taken = is_engine and key in (*schema.OF_ENGINES, *schema.IN_ENGINE_JOBS)
+            if getattr(task.said, key) is not None and not is_taken:
                 refused.add(line(key), f"{key}: {instead.replace('FILE', file.where)}")
         for place, one in _resources_of(task.resources) if not is_engine else ():
             for key, instead in schema.REFUSED_RESOURCES.items():
@@ -243,14 +257,11 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
         refuse(f"num_nodes is {num_nodes}; expected 1 to {MOST_NODES}", "num_nodes")
     resources = _without_aliases(said.resources or Resources(), ("resources",), refuse)
     _check_resources(resources, ("resources",), refuse)
-    workdir, name = None, ""
+    workdir, name, repository = None, "", None
     if isinstance(said.workdir, dict):
-        url = said.workdir.get("url", "URL")
-        refuse(
-            "workdir: Slipway sends folders of this machine; clone the repository first (git clone "
-            f"{url} code) and write `workdir: code`, or write the line into `setup`",
-            "workdir",
-        )
+        repository = Repository(url=said.workdir.get("url", ""), ref=said.workdir.get("ref", ""))
+        if unknown := sorted({*said.workdir} - {"url", "ref"}) or ([] if repository.url.strip() else ["no url"]):
+            refuse(f"workdir: {unknown[0]}: expected a folder, or url and ref of a git repository", "workdir")
     elif said.workdir is not None and not file_variables.NAMED.search(said.workdir):
         with refused.collecting():
             workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
@@ -281,6 +292,7 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
     return JobTask(
         name=name,
         workdir=workdir,
+        repository=repository,
         num_nodes=num_nodes,
         resources=resources,
         envs=envs,
@@ -417,7 +429,12 @@ def _mount(path: Path, wanted: str, one: str | Storage, document: YamlDocument) 
     if storage.store is not None and storage.store.lower() not in STORES:
         raise fail(f"store is {storage.store!r}; {near(storage.store.lower(), STORES)}", *at, "store")
     if isinstance(storage.source, list):
-        raise fail("source: several folders cannot be mounted at one path; give each folder a path", *at, "source")
+        sources = tuple(str(_path(path, each)) for each in storage.source)
+        if absent := next((each for each in sources if not Path(each).exists()), ""):
+            raise fail(f"{wanted}: {absent} does not exist", *at, "source")
+        return Mount(
+            path=wanted, source="", mode=mode, name=storage.name or "", sources=sources, line=document.line(*at)
+        )
     if storage.source is None and not storage.name:
         empty = "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
         raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")

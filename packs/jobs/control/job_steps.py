@@ -7,6 +7,7 @@ the steps.
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,14 +21,13 @@ from infra.records import Carried, PlannedMount
 from infra.transport import shipment
 from infra.transport.scan import home_folders
 from infra.transport.scan.inspector import named
-from packs.jobs.control import fetching
+from packs.jobs.control import fetching, mounts
 from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
 from packs.jobs.control.refusals import Refusals
 
 RUN = "run"
 STILL = "still"
-BUCKET = r"(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+(/.*)?|hf://[^/\s]+/[^\s]+"
 ALONE = ("-u",)  # extra Python arguments of a step on all nodes: unbuffered output
 ALWAYS = 1000  # restarts for a job without its own limit; the time and spend limits still apply
 
@@ -80,7 +80,7 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
         UsageError: If a mount is invalid or a folder contains no files to send.
     """
     carried: list[Carried] = []
-    workdirs, mounts, kept = [], [], []
+    workdirs, mounted, kept = [], [], []
 
     def name_of(kind: str, source: Path, file_name: str = "") -> str:
         known = next((one for one in carried if (one.source, one.file) == (str(source), file_name)), None)
@@ -97,20 +97,20 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
 
     for task in file.tasks:
         workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
-        copied = [one for one in task.mounts if not is_kept(one)]
+        copied = [one for one in task.mounts if not mounts.is_kept(one)]
         if is_own:
             for one in task.mounts:
                 _check_path(file, one, is_rehearsed)
-        mounts.append(tuple(_mount(file, one, name_of) for one in copied))
-        kept.append(tuple(_kept(file, one) for one in task.mounts if is_kept(one)))
+        mounted.append(tuple(_mount(file, one, name_of) for one in copied))
+        kept.append(tuple(_kept(file, one) for one in task.mounts if mounts.is_kept(one)))
     # Raises before any machine is rented.
     weights = {one.name: shipment.measure(Path(one.source), one.file, one.anyway) for one in carried}
-    at = [(name, path) for task in mounts for name, _, path in task]
+    at = [(name, path) for task in mounted for name, _, path in task]
     sent = [*((name, "") for name in workdirs if name), *at]
     by_name = {one.name: one for one in carried}
     planned = tuple(_planned(by_name[name], path, weights[name], anyway) for name, path in dict.fromkeys(sent))
     return Layout(
-        carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept), planned=planned
+        carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounted), kept=tuple(kept), planned=planned
     )
 
 
@@ -132,7 +132,7 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
     """Collect the mounts of a task that cannot be carried out."""
     for one in task.mounts:
         with refused.collecting():
-            _kept(file, one) if is_kept(one) else _refuse_mode(file, one)
+            _kept(file, one) if mounts.is_kept(one) else _refuse_mode(file, one)
         if is_own:
             with refused.collecting():
                 _check_path(file, one, is_rehearsed)
@@ -158,27 +158,16 @@ def _check_path(file: JobFile, one: Mount, is_rehearsed: bool) -> None:
 
 def for_engine(file: JobFile) -> JobFile:
     """Return the job without the mounts that the engine itself makes."""
-    tasks = (replace(one, mounts=tuple(each for each in one.mounts if not is_of_engine(each))) for one in file.tasks)
-    return replace(file, tasks=tuple(tasks))
-
-
-def is_of_engine(one: Mount) -> bool:
-    """Return whether only an engine can make a mount: a bucket that Slipway does not read, or a folder as a bucket."""
-    if "://" in one.source:
-        return not re.fullmatch(BUCKET, one.source)
-    return bool(one.source) and one.mode != "COPY"
-
-
-def is_kept(one: Mount) -> bool:
-    """Return whether the uploader brings the files of a mount, from a bucket or from the store."""
-    return one.mode == "MOUNT_CACHED" or "://" in one.source or (one.mode == "MOUNT" and not one.source)
+    ours = [tuple(each for each in one.mounts if not mounts.is_of_engine(each)) for one in file.tasks]
+    tasks = tuple(replace(one, mounts=kept) for one, kept in zip(file.tasks, ours, strict=True))
+    return replace(file, tasks=tasks)
 
 
 def _kept(file: JobFile, one: Mount) -> KeptFolder:
     """Return the folder of a mount that the uploader brings. Raise UsageError for an invalid mount."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if "://" in one.source:
-        if not re.fullmatch(BUCKET, one.source):
+        if not re.fullmatch(mounts.BUCKET, one.source):
             raise UsageError(f"{where}: Slipway reads buckets of s3://, gs:// and hf://; {fetching.advice(one)}")
         last = one.source.rstrip("/").rpartition("/")[2]
         is_file = bool(Path(last).suffix) and Path(last).suffix == Path(one.path).suffix
@@ -211,6 +200,8 @@ def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
 def _refuse_mode(file: JobFile, one: Mount) -> None:
     """Raise UsageError for a folder of this machine that is to be mounted, and not copied."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+    if one.sources:
+        raise UsageError(f"{where}: source: several folders cannot be mounted at one path; give each folder a path")
     if one.mode == "MOUNT":
         raise UsageError(f"{where}: MOUNT is for buckets; write {one.path}: {one.source}, which copies the files")
     if not one.source:
@@ -250,10 +241,11 @@ def steps_of(
             return dict(json.loads(json.dumps(asdict(made))))
 
         prefix = "" if len(file.tasks) == 1 else f"{number + 1}-{task.name or 'task'}-"
-        if task.setup.strip():
-            found.append(Step(f"{prefix}{SETUP}", TEXT_WORDS, task.environment, script(task.setup, inputs)))
+        clone, enter = _repository_lines(task)
+        if (setup := clone + task.setup).strip():
+            found.append(Step(f"{prefix}{SETUP}", TEXT_WORDS, task.environment, script(setup, inputs)))
         if task.run.strip():
-            config = script(task.run, f"{inputs} {launch}", restarts=restarts, restart_codes=codes)
+            config = script(enter + task.run, f"{inputs} {launch}", restarts=restarts, restart_codes=codes)
             most = ALWAYS if codes else max(3, restarts)
             found.append(
                 Step(
@@ -267,6 +259,18 @@ def steps_of(
                 )
             )
     return tuple(found)
+
+
+def _repository_lines(task: JobTask) -> tuple[str, str]:
+    """Return the lines that clone the repository of a task, and the line that enters the clone; "" without one."""
+    one = task.repository
+    if one is None:
+        return "", ""
+    at = f"~/.workdir-{digest([one.url])[:8]}"  # An engine may use ~/sky_workdir for its own files.
+    enter = f"cd {at} || exit 1\n"
+    clone = f"[ -d {at}/.git ] || git clone {shlex.quote(one.url)} {at} || exit 1\n"
+    clone += f"[ -e ~/sky_workdir ] || ln -s {at} ~/sky_workdir\n{enter}"
+    return clone + (f"git checkout --quiet {shlex.quote(one.ref)} || exit 1\n" if one.ref else ""), enter
 
 
 def stamps(one: Carried) -> list[Any]:

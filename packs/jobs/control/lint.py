@@ -57,7 +57,7 @@ def lint(path: Path, provider: str = "") -> list[FileFinding]:
         raise UsageError(f"{path}: not a job file: `run`, `setup`, `resources` and `service` are missing")
     written = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written)]
-    if any("service" in one for one in said):
+    if provider not in packs.engines() and any("service" in one for one in said):
         with refused.collecting():
             service.load(path)
     elif not refused.found:

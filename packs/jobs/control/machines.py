@@ -15,15 +15,15 @@ from infra.errors import UsageError
 from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.settings import LOCAL
+from packs.jobs.control import mounts
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.schema import (
+    IN_ENGINE_JOBS,
     NO_EFFECT,
-    NO_EFFECT_MOUNTS,
     NO_EFFECT_RESOURCES,
     Recovery,
     Resources,
-    Storage,
 )
 from store import packs
 
@@ -85,7 +85,9 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             notes.append(f"infra: Slipway does not rent at {cloud}, a cloud of SkyPilot; the entry is left out")
             continue
         if cloud and provider and cloud != provider:
-            notes.append(f"infra: {cloud} has no effect, because --provider {provider} was given")
+            keys = [key for key in ("infra", "cloud", "region", "zone") if getattr(one, key)]
+            place = "/".join(filter(None, (cloud, region, zone, pool)))
+            notes.append(f"{', '.join(keys)}: {place} has no effect, because --provider {provider} was given")
             cloud, region, zone, pool = "", "", "", ""
         if zone:
             notes.append(f"zone {zone} has no effect: no vendor here has zones")
@@ -105,7 +107,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             "--provider skypilot, which rents at these clouds, --provider runpod, or write `infra: "
             f"runpod` (known: {', '.join(accepted_providers())})"
         )
-    notes += [] if is_engine else _without_effect(task, is_rented, provider)
+    notes += _without_effect_on_engine(task) if is_engine else _without_effect(task, is_rented, provider)
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
     return MachineWishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
@@ -231,16 +233,16 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
     found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
     cpus = 0
     if said.cpus is not None:
-        cpus = _amount(said.cpus, f"{where}: line {line('resources', 'cpus')}: cpus")
+        cpus = amount(said.cpus, f"{where}: line {line('resources', 'cpus')}: cpus")
         found["cpus"] = str(cpus)
     if said.memory is not None:
         at = f"{where}: line {line('resources', 'memory')}: memory"
         times = re.fullmatch(r"([0-9]{1,6})x", str(said.memory))
         if times and not cpus:
             raise UsageError(f"{at}: {said.memory} is GB per CPU; give cpus too")
-        found["memory"] = str(int(times[1]) * cpus if times else _amount(said.memory, at))
+        found["memory"] = str(int(times[1]) * cpus if times else amount(said.memory, at))
     if said.disk_size is not None:
-        found["disk_size"] = str(_amount(said.disk_size, f"{where}: line {line('resources', 'disk_size')}: disk_size"))
+        found["disk_size"] = str(amount(said.disk_size, f"{where}: line {line('resources', 'disk_size')}: disk_size"))
     if said.max_hourly_cost is not None:
         found["max_price"] = f"{said.max_hourly_cost:f}"
     if said.network_tier is not None:
@@ -253,7 +255,7 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
     return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
 
 
-def _amount(said: str | int | float, where: str) -> int:
+def amount(said: str | int | float, where: str) -> int:
     """Return an amount such as `16`, `16+`, `500GB`, `512Mi` or `1TB` as a whole number of GB or units, rounded up.
 
     Raise UsageError for other text or zero.
@@ -273,11 +275,7 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
         return any(getattr(one, key) is not None for one in alternatives)
 
     found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
-    for path, one in (task.said.file_mounts or {}).items():
-        is_copy = isinstance(one, Storage) and one.mode.upper() == "COPY"
-        keys = (*(("name",) if is_copy else ()), *NO_EFFECT_MOUNTS)
-        if idle := [key for key in keys if getattr(one, key, None) is not None]:
-            found.append(f"file_mounts: {path}: {', '.join(idle)}: no effect, because Slipway itself moves the files")
+    found += mounts.without_effect(task, {one.path for one in task.mounts})
     if any(_strategy(one) for one in alternatives):
         found.append("job_recovery.strategy has no effect: a preempted run continues at the next best offer")
     if not is_rented:
@@ -289,6 +287,14 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
     ):
         found.append("cpus and memory are lower bounds, with and without a +")
     return found
+
+
+def _without_effect_on_engine(task: JobTask) -> list[str]:
+    """Return one note per key of the task that has no effect in a job of an engine, with the reason."""
+    idle = [(key, why) for key, why in IN_ENGINE_JOBS.items() if getattr(task.said, key) is not None]
+    found = [f"{key} has no effect: {why}" for key, why in idle]
+    ours = {one.path for one in task.mounts if not mounts.is_of_engine(one)}
+    return found + mounts.without_effect(task, ours)
 
 
 def _strategy(said: Resources) -> str | None:

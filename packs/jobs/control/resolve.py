@@ -29,7 +29,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
-from packs.jobs.control import job_file, job_steps, machines
+from packs.jobs.control import job_file, job_steps, machines, pipelines
 from packs.jobs.control.job_file import JobFile
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
@@ -60,7 +60,7 @@ def load(
     file = job_file.read(Path(path), refused, given)
     if workdir:
         sent = job_file.folder("--workdir", Path(workdir))
-        file = replace(file, tasks=tuple(replace(one, workdir=sent) for one in file.tasks))
+        file = replace(file, tasks=tuple(replace(one, workdir=sent, repository=None) for one in file.tasks))
     return file
 
 
@@ -141,7 +141,10 @@ def understand(
             host=spec.host,
         )
         request = shared_resources.on_devices(request, spec.devices, vendor)
-        if vendor.restarts_runs:
+        if vendor.is_run_engine and not typed.gpu and request.gpu:
+            kind, number = gpus.read_set(request.gpu, request.num_gpus or 1)[0]
+            request = replace(request, gpu=kind, num_gpus=number)  # The engine gets the keys of the file as written.
+        elif vendor.restarts_runs:
             request = counted(request)
         requests += [] if request in requests else [request]
     if len(requests) > 1 and not vendor.is_rented:
@@ -247,14 +250,17 @@ def shared_alternatives(
 def common_alternatives(file: JobFile, typed: MachineSpec, provider: str, is_rented: bool) -> machines.MachineWishes:
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     found = [machines.wishes(one, typed, provider, is_rented, file.where) for one in said]
-    for task, one in zip(said, found, strict=True):
-        if one.wishes != found[0].wishes or task.num_nodes != said[0].num_nodes:
-            line = task.document.line("resources" if one.wishes != found[0].wishes else "num_nodes")
+    for task in said:
+        if task.num_nodes != said[0].num_nodes:
             raise UsageError(
-                f"{file.where}: line {line}: the tasks of a pipeline run on the same machines, one after the "
-                "other; ask for the same resources and num_nodes in each task, or launch the tasks separately"
+                f"{file.where}: line {task.document.line('num_nodes')}: the tasks of a pipeline run on the same "
+                "machines, one after the other; write the same num_nodes in each task, or launch the tasks separately"
             )
-    return found[0]
+    if all(one.wishes == found[0].wishes for one in found) and not pipelines.differ(said):
+        return found[0]
+    shared = machines.wishes(replace(said[0], resources=pipelines.merged(file)), typed, provider, is_rented, file.where)
+    notes = [note for each in found for note in each.notes]
+    return replace(shared, notes=tuple(dict.fromkeys((*notes, *shared.notes, pipelines.NOTE))))
 
 
 def with_number(machine: MachineSpec) -> MachineSpec:

@@ -124,6 +124,12 @@ REFUSED_RESOURCES = {
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 OF_ENGINES = ("managed_secrets", "volumes", "event_callback", "api_server_access")
 """Keys of a task that an engine such as SkyPilot carries out; an engine carries out all keys of `resources`."""
+IN_ENGINE_JOBS = {
+    "service": "a launch runs the commands of a replica as a job, without an address; to serve behind one address, "
+    "give a different provider: inv serve.up FILE",
+    "pool": "a launch runs the commands of a worker once, as a job; only `sky jobs pool apply FILE` makes a pool",
+}
+"""Keys without effect in a job of an engine, as with `sky launch`."""
 NO_EFFECT = {
     "inputs": "Slipway's providers do not count egress",
     "outputs": "Slipway's providers do not count egress",

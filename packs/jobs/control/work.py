@@ -5,19 +5,19 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from flows.planning import estimates, training_plan
 from infra import job_environment
 from infra.agent.job import Job, Limits
-from infra.errors import UsageError
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
 from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed
 from infra.settings import Settings
 from infra.units import count
-from packs.jobs.control import conda, job_steps
+from packs.jobs.control import conda, job_steps, mounts, pipelines
 from packs.jobs.control.job_file import JobFile
 from store import credentials
 
@@ -78,7 +78,7 @@ class JobWork:
             clock_scale=settings.clock_scale if settings.rehearsal else 1.0,
         )
         about = [
-            [one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
+            [one.setup, one.run, str(one.repository or one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
             for one in self.file.tasks
         ]
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
@@ -100,17 +100,14 @@ class JobWork:
         return estimates.of_plan(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request, taker: RunEngine) -> tuple[dict[str, Any], list[str]]:
-        """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for several tasks."""
-        if len(self.file.tasks) > 1:
-            raise UsageError(
-                f"{self.file.where}: with --provider {taker.name} a job has one task, because each task would "
-                "get a separate machine; launch the tasks one at a time"
-            )
-        task = self.file.tasks[0]
-        said = {key: value for key, value in task.document.value.items() if key != "file_mounts"}
-        theirs = [one.path for one in task.mounts if job_steps.is_of_engine(one)]
-        if theirs:
-            said["file_mounts"] = {path: task.document.value["file_mounts"][path] for path in theirs}
+        """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for a conflict."""
+        said = {**pipelines.keys_of_engine(self.file), "resources": pipelines.resources_of(self.file)}
+        said["file_mounts"] = {
+            one.path: _with_full_paths(task.document.value["file_mounts"][one.path])
+            for task in self.file.tasks
+            for one in task.mounts
+            if mounts.is_of_engine(one)
+        }
         return taker.job_keys(said, vars(self.typed), request, self.file.where)
 
     def _shown(self, is_own: bool, vendor: Provider, settings: Settings) -> list[str]:
@@ -126,12 +123,14 @@ class JobWork:
                     f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"
                 )
             for one in task.mounts:
-                if job_steps.is_kept(one):
+                if mounts.is_kept(one):
                     at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
                     back = "changes stay on the pod" if one.mode == "COPY" else "changes are written back"
                     back += " by node 0 alone" if task.num_nodes > 1 and one.mode != "COPY" else ""
                     how = " (MOUNT has the meaning of MOUNT_CACHED: a copy on the pod)" if one.mode == "MOUNT" else ""
                     found.append(f"{one.path} starts from {one.source or at}, and {back}{how}")
+            if one := task.repository:
+                found.append(f"setup clones {one.url}{f', {one.ref}' if one.ref else ''}, and run starts in the clone")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         for kind in sorted(_kinds(self.file)):
@@ -176,6 +175,15 @@ def _bucket_endpoints(file: JobFile) -> dict[str, str]:
 def _kinds(file: JobFile) -> set[str]:
     """Return the kinds of the buckets that a file mounts: s3, gs, hf."""
     return {credentials.kind(one.source) for task in file.tasks for one in task.mounts if "://" in one.source}
+
+
+def _with_full_paths(said: Any) -> Any:
+    """Return a section of `file_mounts` with absolute local paths, because an engine runs in a different folder."""
+    if isinstance(said, list):
+        return [_with_full_paths(one) for one in said]
+    if isinstance(said, str):
+        return said if "://" in said else str(Path(said).expanduser().absolute())
+    return {**said, "source": _with_full_paths(said["source"])} if said.get("source") else said
 
 
 def _has_conda() -> bool:

@@ -1,19 +1,25 @@
-"""Program for the `skypilot` environment's Python: prints, as JSON, SkyPilot's refusal of each job file on stdin."""
+"""Program for the `skypilot` environment's Python: prints, as JSON, SkyPilot's refusal of each job file on stdin.
 
+A file is a text, or a text and the values of variables.
+"""
+
+import contextlib
+import io
 import json
 import sys
 
-import sky
-import yaml
+import sky  # noqa: F401
+from sky.utils import dag_utils
 
 
-def verdict(text: str) -> str:
+def verdict(text: str, values: dict[str, str]) -> str:
+    given = [*values.items()]
     try:
-        for one in yaml.safe_load_all(text):
-            sky.Task.from_yaml_config(one)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            dag_utils.load_dag_from_yaml_str(text, given, given)
     except Exception as error:  # SkyPilot raises a dozen kinds.
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-print(json.dumps([verdict(text) for text in json.load(sys.stdin)]))
+print(json.dumps([verdict(*([one, {}] if isinstance(one, str) else one)) for one in json.load(sys.stdin)]))

@@ -25,10 +25,19 @@ PASSED = (
     "file_mounts: {/data: {source: 'r2://shelf/books'}}\nrun: x",
     "file_mounts: {/data: {source: 'https://a.blob.core.windows.net/books', mode: MOUNT}}\nrun: x",
     "file_mounts: {/out: {source: /etc/hostname, name: shelf, mode: MOUNT}}\nrun: x",
+    "file_mounts: {/out: {name: shelf, store: r2, mode: MOUNT}}\nrun: x",
+    "file_mounts: {/out: {name: shelf, persistent: false}}\nrun: x",
+    "file_mounts: {/out: {name: shelf, mode: COPY}}\nrun: x",
+    "file_mounts: {/out: {source: [/etc/hostname, /etc/hosts], name: shelf}}\nrun: x",
+    "file_mounts: {/out: {source: [/etc/hostname], name: shelf, mode: COPY}}\nrun: x",
 )
+AS_A_JOB = {  # a section that SkyPilot's own launch leaves out, too
+    "service: {replicas: 2}\nresources: {ports: 80}\nrun: x": "service has no effect",
+    "service: {readiness_probe: /v1, replica_policy: {min_replicas: 1, max_replicas: 3}}\nrun: y": "inv serve.up FILE",
+    "pool: {workers: 2}\nrun: x": "pool has no effect",
+    "pool: {workers: 1}\nresources: {cpus: 1+}\nsetup: a\nrun: x": "sky jobs pool apply",
+}
 REFUSED = {
-    "service: {replicas: 2}\nrun: x": "inv serve.up",
-    "pool: {workers: 2}\nrun: x": "inv sweep",
     "volume_mounts: []\nrun: x": "--volume ID",
     "resources: {infra: no-such-cloud}\nrun: x": "unknown cloud",
     "run: x\nrunn: y": "did you mean run",
@@ -52,6 +61,23 @@ def test_every_key_reaches_skypilot_as_written(tmp_path, text):
     assert machines.wishes(task, MachineSpec(), "skypilot", True, "job").notes == ()
     layout = job_steps.lay_out(job_steps.for_engine(file), is_own=False)
     assert layout.kept == ((),) and layout.mounts == ((),)
+
+
+@pytest.mark.parametrize("text", AS_A_JOB, ids=range(len(AS_A_JOB)))
+def test_commands_of_a_service_or_pool_run_as_a_job_and_the_plan_says_so(tmp_path, text):
+    file, refused = read(tmp_path, text)
+    assert refused == [] and not [one for one in lint.lint(tmp_path / "job.yaml", "skypilot") if one.is_refused]
+    (note,) = machines.wishes(file.tasks[0], MachineSpec(), "skypilot", True, "job").notes
+    assert AS_A_JOB[text] in note
+
+
+MOUNTED_HERE = "file_mounts: {/out: {name: shelf, store: r2, persistent: true, mode: MOUNT_CACHED}}\nrun: x"
+
+
+def test_plan_names_the_keys_of_a_mount_that_slipway_makes_in_a_job_of_an_engine(tmp_path):
+    file, _ = read(tmp_path, MOUNTED_HERE)
+    (note,) = machines.wishes(file.tasks[0], MachineSpec(), "skypilot", True, "job").notes
+    assert "/out: store, persistent: no effect" in note
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
