@@ -44,6 +44,7 @@ class Request:
     download_mbps: int = 0
     network: str = ""  # "best" = an interconnect for traffic between machines
     volume: str = ""  # id of a vendor's volume to attach to the pod
+    image: str = ""  # container image to boot, such as `ubuntu:22.04`; "" = the image of Slipway or of the vendor
     max_micro_usd_per_hour: int = 0  # price of the whole machine
     recovers: bool = False  # for a pod without work: replace the pod after a preemption
     sandbox: bool = False  # code written by a model runs there, confined by Landlock or bubblewrap

@@ -84,18 +84,26 @@ def deadline(begins_at: float, limit_s: float, scale: float) -> int:
     return math.ceil(begins_at + (limit_s + MARGIN_S) / scale)
 
 
-def start_command(ends_at: int, limit_s: float, calls: Sequence[Call], start_script: str = START_SCRIPT) -> str:
+def start_command(
+    ends_at: int, limit_s: float, calls: Sequence[Call], start_script: str = START_SCRIPT, begin: str = ""
+) -> str:
     """Return a container's start command as a single line; base64 protects the script from quoting.
 
     `ends_at` is in UTC epoch seconds of the container's clock; `limit_s` is the underlying limit by the vendor's clock.
-    `calls` are the API calls for self-termination, tried in turn.
+    `calls` are the API calls for self-termination, tried in turn. `begin` is a shell script in place of the
+    `start_script` of the image.
     """
     timer = timer_script(ends_at, limit_s, calls)
     # The second copy of the timer replaces the first copy without setsid, and starts once after a kill of the first.
     script = (
         f"(setsid sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1 || "
-        f"sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1) &\nexec {shlex.quote(start_script)}\n"
+        f"sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1) &\n{begin or f'exec {shlex.quote(start_script)}'}\n"
     )
+    return one_line(script)
+
+
+def one_line(script: str) -> str:
+    """Return a shell script as the single line of a start command."""
     encoded = base64.b64encode(script.encode()).decode()
     return f'sh -c "echo {encoded} | base64 -d > /tmp/.slipway-start; exec sh /tmp/.slipway-start"'
 

@@ -140,6 +140,7 @@ class Abilities:
     # controller of an engine, which returns the machines after the job (engine), or none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of the volume's mount points in a pod; () = no volumes
+    images: bool = False  # a pod is a container, which boots an image of the user
     volumes_apart: bool = False  # the vendor bills volumes by use, apart from the pod, and reports no price
     settle_s: float = 600.0  # like Provider.settle_s, by the vendor's clock
     drilled: frozenset[str] = frozenset()  # clauses kept at this API in a recent drill of this account

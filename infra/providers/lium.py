@@ -231,6 +231,7 @@ class Lium(ByHttp):
     name = "lium"
     one_path, gone_states = "/pods/{}", GONE
     documented = Abilities(
+        images=True,
         time_limit=True,
         resets_timer=True,
         spot=True,
@@ -333,7 +334,7 @@ class Lium(ByHttp):
             raise UsageError(f"lium: a pod can live at most {MOST_HOURS} hours; {hours} were requested")
         body = {
             "pod_name": token,
-            "template_id": self._template(offer, token),
+            "template_id": self._template(request, offer, token),
             "user_public_key": [self.keys.ensure_public_key(token)],
             "gpu_count": offer.num_gpus,
             "initial_port_count": PORTS,
@@ -397,20 +398,28 @@ class Lium(ByHttp):
             raise
         return reported_micro_usd(record.total)
 
-    def _template(self, offer: Offer, token: str) -> str:
-        """Return a template of the vendor's default image for the GPU and driver of the host.
+    def _template(self, request: Request, offer: Offer, token: str) -> str:
+        """Return a template of the requested image, or of the vendor's default image for GPU and driver of the host.
 
+        The vendor installs and starts sshd in every image.
         Never take a template of a different user, or a template with startup commands. If no other template has the
         image, make a template for this account, which the vendor removes with the pod.
         """
-        image = self._default_image(offer)
+        wanted, _, digest = request.image.partition("@")
+        image = _split(wanted) if wanted else self._default_image(offer)
         owner = self.api.read("/users/me", Me).id
         for row in self.api.read("/templates", tuple[Any, ...]):
             one = rows.offered(Template, row)
-            if one and (one.docker_image, one.docker_image_tag) == image and _is_plain(one, owner):
+            if one and not digest and (one.docker_image, one.docker_image_tag) == image and _is_plain(one, owner):
                 return one.id
         name, tag = image
-        body = {**OWN_TEMPLATE, "name": token, "docker_image": name, "docker_image_tag": tag}
+        body = {
+            **OWN_TEMPLATE,
+            "name": token,
+            "docker_image": name,
+            "docker_image_tag": tag,
+            "docker_image_digest": digest,
+        }
         try:
             return self.api.decode(self.api.send_change("POST", "/templates", body), Template).id
         except SlipwayError as error:
@@ -492,6 +501,12 @@ class Lium(ByHttp):
             created_at=int(epoch(one.created_at) or 0),
             ends_at=epoch(one.removal_scheduled_at),
         )
+
+
+def _split(image: str) -> tuple[str, str]:
+    """Return name and tag of an image; the port of a registry is no tag."""
+    name, colon, tag = image.rpartition(":")
+    return (name, tag) if colon and "/" not in tag else (image, "latest")
 
 
 def _is_plain(template: Template, owner: str | None) -> bool:

@@ -183,6 +183,8 @@ class Shadeform(ByHttp):
 
     def catalog(self, request: Request) -> list[Offer]:
         """Return an offer for each region with the type in stock."""
+        if request.image:
+            raise NoOffer("a machine of shadeform is a VM, which boots no container image; use runpod or lium")
         types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
         now = self.api.now()
         found = []

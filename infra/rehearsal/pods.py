@@ -21,6 +21,7 @@ from pathlib import Path
 
 from infra.agent import process
 from infra.errors import SlipwayError, UsageError
+from infra.machines.image_start import IN_REHEARSAL
 from infra.names import random_word
 from infra.runs.sync.sync_step import FETCH
 from store.run_sync.run_folder import ACKNOWLEDGED
@@ -217,6 +218,7 @@ class Pod:
         home = self.folder / "home"
         environ = {
             "HOME": str(home),
+            IN_REHEARSAL: "1",
             "PATH": f"{home}/bin:{home}/.local/bin:{os.environ.get('PATH', os.defpath)}",
             "CUDA_VISIBLE_DEVICES": "",  # the GPUs of the simulated nvidia-smi do not exist, so work runs on the CPU
         }

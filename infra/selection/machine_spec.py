@@ -73,6 +73,8 @@ class MachineSpec:
 
     Not a flag: no vendor publishes the interconnect between its machines, so no offer of the vendors here matches.
     """
+    image: str = ""
+    """Container image to boot, for `image_id: docker:IMAGE` of a job file. Not a flag."""
     machine_filter: str = flag(
         "", "only machines accepted by the filter of this extension (docs/extend.md)", group=KIND, unit="NAME"
     )
@@ -236,6 +238,7 @@ def request_for(spec: MachineSpec) -> Request:
         download_mbps=spec.min_download_mbps,
         network=spec.network,
         volume=spec.volume,
+        image=spec.image,
         max_micro_usd_per_hour=most,
         machine_filter=spec.machine_filter,
     )

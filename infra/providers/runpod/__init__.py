@@ -22,7 +22,8 @@ from urllib.parse import quote
 from infra.agent.job import Call, Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import AuthError, NoOffer, SlipwayError
-from infra.machines.dead_man import deadline, start_command
+from infra.machines.dead_man import deadline, one_line, start_command
+from infra.machines.image_start import START_SSHD
 from infra.market import gpus
 from infra.providers import Abilities, SpotUnlisted, rows
 from infra.providers.by_http import ByHttp
@@ -103,6 +104,7 @@ class RunPod(ByHttp):
         stop=True,
         self_terminate="pod_credential",
         volumes=(VOLUME,),
+        images=True,
     )
 
     @staticmethod
@@ -196,9 +198,11 @@ class RunPod(ByHttp):
         env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.ensure_public_key(token)}
         # A vendor's clock applies to the vendor's timers; a rehearsal's clock runs faster than the containers' clock.
         begins_at = self.api.now() if self.clock_scale == 1.0 else time.time()
-        start = ""
+        begin = START_SSHD if request.image else ""
+        start = one_line(begin) if begin else ""
         if limit_s is not None:
-            start = start_command(deadline(begins_at, limit_s, self.clock_scale), limit_s, self.self_terminate_calls)
+            ends_at, calls = deadline(begins_at, limit_s, self.clock_scale), self.self_terminate_calls
+            start = start_command(ends_at, limit_s, calls, begin=begin)
         container = Container(env=env, disk_gb=offer.disk_bytes // 10**9, start=start)
         create = self._create_by_graph if offer.spot else self._create_by_rest
         made = create(request, offer, token, container)
@@ -298,7 +302,7 @@ class RunPod(ByHttp):
         mounts = {"network": [{"volumeId": request.volume, "path": VOLUME}]}
         body = {
             "name": token,
-            "image": IMAGE,
+            "image": request.image or IMAGE,
             # Without a count, the vendor reports no capacity.
             "gpu": {"id": offer.instance_type, "count": offer.num_gpus, **self._min_cuda(), **_least_host(offer)},
             "cloud": offer.cloud,
@@ -319,7 +323,7 @@ class RunPod(ByHttp):
     def _create_by_graph(self, request: Request, offer: Offer, token: str, container: Container) -> Deployed:
         body: dict[str, Any] = {
             "name": token,
-            "imageName": IMAGE,
+            "imageName": request.image or IMAGE,
             "gpuTypeId": offer.instance_type,
             "gpuCount": offer.num_gpus,
             "cloudType": offer.cloud,

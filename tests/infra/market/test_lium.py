@@ -224,6 +224,30 @@ def test_an_account_without_a_plain_template_gets_a_private_template(stand, lium
     assert asked.params == {"gpu_model": H100, "driver_version": "580.1"}
 
 
+@pytest.mark.parametrize(
+    ("image", "name", "tag", "digest"),
+    [
+        ("ubuntu:22.04", "ubuntu", "22.04", ""),
+        ("ghcr.io/lab/torch", "ghcr.io/lab/torch", "latest", ""),
+        ("registry.lab:5000/torch", "registry.lab:5000/torch", "latest", ""),
+        ("lab/torch:2@sha256:ab12", "lab/torch", "2", "sha256:ab12"),
+    ],
+)
+def test_a_requested_image_gets_a_private_template(stand, lium, offer, token, image, name, tag, digest):
+    stand.on("POST /templates", Answer(200, {"id": "mine", "docker_image": name, "status": "CREATED"}))
+    lium.create(replace(REQUEST, image=image), offer, token, LIMITS)
+    (made,) = stand.bodies("POST /templates")
+    assert (made["docker_image"], made["docker_image_tag"], made["docker_image_digest"]) == (name, tag, digest)
+    assert stand.bodies(RENT)[0]["template_id"] == "mine"
+    assert stand.times("GET /executors/default-docker-image") == 0
+
+
+@pytest.mark.parametrize("image", ["daturaai/pytorch:2.9", "org/img:2.9"])
+def test_a_plain_template_of_the_requested_image_is_taken(stand, lium, offer, token, image):
+    lium.create(replace(REQUEST, image=image), offer, token, LIMITS)
+    assert stand.bodies(RENT)[0]["template_id"] == ("b2c1" if "datura" in image else "other")
+
+
 def test_a_pod_without_a_working_timer_is_not_rented(stand, lium, offer, token):
     with pytest.raises(UsageError, match="720"):
         lium.create(REQUEST, offer, token, Limits(time_s=721 * 3600.0))

@@ -12,6 +12,7 @@ from infra.agent.job import Limits
 from infra.agent.lifecycle.start_timer import MARGIN_S
 from infra.agent.process import TOKEN
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
+from infra.machines.image_start import START_SSHD
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.runpod import RunPod
 from infra.records import Address, Request
@@ -171,6 +172,24 @@ def test_a_pod_with_a_limit_is_created_by_rest_with_a_dead_man_timer(stand, runp
     for words in ("${RUNPOD_POD_ID}", "${RUNPOD_API_KEY}", "/v2/pods/", "podTerminate"):
         assert words in timer
     assert KEY[1].removeprefix("Bearer ") not in timer
+
+
+@pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
+@pytest.mark.parametrize("limits", [Limits(), LIMITS], ids=["no limit", "limit"])
+@pytest.mark.parametrize("image", ["ubuntu:22.04", "ghcr.io/lab/torch@sha256:ab12"])
+def test_a_pod_boots_the_requested_image_with_sshd(stand, runpod, offer, token, image, limits, spot):
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k"}))
+    runpod.create(replace(REQUEST, image=image, spot=spot), replace(offer, spot=spot), token, limits)
+    if spot:
+        body = stand.bodies("POST /graphql")[-1]["variables"]["input"]
+        asked, args = body["imageName"], body["dockerArgs"]
+    else:
+        (body,) = stand.bodies("POST /v2/pods")
+        asked, args = body["image"], body["args"]
+    script = started(args)
+    assert asked == image and START_SSHD in script and "exec /start.sh" not in script
+    assert ("${RUNPOD_API_KEY}" in script) == (limits is LIMITS)
 
 
 @pytest.mark.parametrize(

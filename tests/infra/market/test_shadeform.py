@@ -127,6 +127,13 @@ def test_part_of_an_sxm_board_is_recognised_by_the_type_name(stand, shadeform):
     assert sorted(names) == ["A100-80GB-PCIe", "A100-80GB-SXM"]
 
 
+def test_a_vm_boots_no_requested_image(stand, shadeform):
+    for image in ("ubuntu:22.04", "lab/torch@sha256:ab12"):
+        with pytest.raises(NoOffer, match="boots no container image; use runpod or lium"):
+            shadeform.catalog(replace(REQUEST, image=image))
+    assert not stand.times("GET /instances/types")
+
+
 def test_an_unsatisfiable_request_gets_no_offers(shadeform):
     assert shadeform.offers(Request(run="x", gpu="H100")) == []
     assert shadeform.offers(Request(run="x", gpu="A6000", spot=True)) == []
