@@ -81,7 +81,9 @@ def _collect(path: Path, provider: str, refused: Refusals) -> None:
 def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFinding]:
     said = document.value
     listens: list[tuple[int, str]] = []
-    needs_conda = conda.is_missing(*(str(said.get(key) or "") for key in TEXTS))
+    resources = said.get("resources")
+    has_image = isinstance(resources, dict) and bool(resources.get("image_id"))
+    needs_conda = not has_image and conda.is_missing(*(str(said.get(key) or "") for key in TEXTS))
     for key in TEXTS:
         text = said.get(key)
         words_of = text.splitlines() if isinstance(text, str) else []
@@ -107,7 +109,6 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
                     False,
                 )
             listens += [(line, one) for one in LISTENS.findall(words) if "ray start" not in words]
-    resources = said.get("resources")
     ports = str(resources.get("ports", "")) if isinstance(resources, dict) else ""
     for line, one in listens:
         if one not in re.findall(r"\d+", ports) and "-" not in ports:

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from infra.errors import UsageError
-from infra.providers.by_name import known_providers
+from infra.providers import Abilities
+from infra.providers.by_name import PROVIDERS, known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
-from infra.settings import LOCAL
+from infra.settings import LOCAL, MARKET, VENDORS
 from packs.jobs.control import mounts
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.refusals import Refusals
@@ -32,6 +33,7 @@ SKYPILOTS = (
     "hyperbolic seeweb yotta mithril verda kubernetes k8s"
 ).split()
 ANY = "*"
+DOCKER = "docker:"
 MOST_GPUS = 1024
 UNITS = {"k": 2**-20, "m": 2**-10, "g": 1, "t": 1000, "p": 10**6}  # in GB; MB and KB as SkyPilot counts them
 RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")
@@ -252,7 +254,36 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
                 "known: best, standard"
             )
         found["network"] = "best" if said.network_tier.lower() == "best" else ""
+    found["image"] = image_of(said)
     return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
+
+
+def image_of(said: Resources) -> str:
+    """Return the container image of the resources; "" without one, or for an image of a cloud's own machines."""
+    return str(said.image_id).removeprefix(DOCKER) if str(said.image_id).startswith(DOCKER) else ""
+
+
+def first_image(task: JobTask) -> str:
+    """Return the container image of the first alternative with one; "" without one."""
+    return next(filter(None, map(image_of, _alternatives(task.resources))), "")
+
+
+def refuse_images(task: JobTask, where: str, provider: str, refused: Refusals) -> None:
+    """Collect the container images of a task if no machine of the provider boots an image. `provider`: "" for any."""
+    if (image := first_image(task)) and provider not in ("", MARKET) and not _boots_images(provider):
+        able = " or ".join(f"--provider {name}" for name in VENDORS if _boots_images(name))
+        refused.add(
+            task.document.line("resources", "image_id"),
+            f"image_id: machines of {provider} boot no container image; install the packages of {image} in `setup`, "
+            f"or add {able}",
+        )
+
+
+def _boots_images(provider: str) -> bool:
+    """Return whether a provider documents that its pods boot an image of the user."""
+    where = PROVIDERS.get(provider)
+    documented = getattr(packs.load(where), "documented", None) if where else None
+    return isinstance(documented, Abilities) and documented.images
 
 
 def amount(said: str | int | float, where: str) -> int:
@@ -276,6 +307,11 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
 
     found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
     found += mounts.without_effect(task, {one.path for one in task.mounts})
+    if foreign := [one.image_id for one in alternatives if one.image_id and not image_of(one)]:
+        found.append(
+            f"image_id has no effect: {foreign[0]} is an image of a cloud's own machines, and not of a registry "
+            "(docker:NAME)"
+        )
     if any(_strategy(one) for one in alternatives):
         found.append("job_recovery.strategy has no effect: a preempted run continues at the next best offer")
     if not is_rented:

@@ -74,6 +74,7 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
     for task in job_steps.for_engine(file).tasks if is_engine else file.tasks:
         if not is_engine:
             machines.collect_refusals(task, file.where, refused)
+            machines.refuse_images(task, file.where, provider, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
     with refused.collecting():
         common_alternatives(file, MachineSpec(), provider, is_rented)

@@ -116,8 +116,6 @@ REFUSED = {
     "api_server_access": "Slipway has no API server",
 }
 REFUSED_RESOURCES = {
-    "image_id": "pods boot the image that Slipway has checked; install missing packages in `setup`, or "
-    "add --provider skypilot",
     "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent; add --provider skypilot",
     "volumes": "give the volume of a vendor as a flag: --volume ID",
 }

@@ -17,7 +17,7 @@ from infra.runs.engine import RunEngine, engine_of
 from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed
 from infra.settings import Settings
 from infra.units import count
-from packs.jobs.control import conda, job_steps, mounts, pipelines
+from packs.jobs.control import conda, job_steps, machines, mounts, pipelines
 from packs.jobs.control.job_file import JobFile
 from store import credentials
 
@@ -81,6 +81,7 @@ class JobWork:
             [one.setup, one.run, str(one.repository or one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
             for one in self.file.tasks
         ]
+        about += [[one] for one in map(machines.first_image, self.file.tasks) if one]
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
         sent = sum(one.bytes for one in layout.planned)
         need = disk_needed(OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
@@ -118,7 +119,15 @@ class JobWork:
             parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
             nodes = f" on {count(task.num_nodes, 'node')}" if task.num_nodes > 1 else ""
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
-            if conda.is_missing(task.setup, task.run) and not (vendor.is_here and _has_conda()):
+            image = "" if engine_of(vendor) else machines.first_image(task)
+            if image:
+                what = (
+                    "a rehearsed pod is a folder of this machine, without the image; a rented"
+                    if settings.rehearsal
+                    else "the"
+                )
+                found.append(f"image_id: {what} pod boots {image}, and installs sshd and Python that the image lacks")
+            if not image and conda.is_missing(task.setup, task.run) and not (vendor.is_here and _has_conda()):
                 found.append(
                     f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"
                 )
@@ -129,8 +138,9 @@ class JobWork:
                     back += " by node 0 alone" if task.num_nodes > 1 and one.mode != "COPY" else ""
                     how = " (MOUNT has the meaning of MOUNT_CACHED: a copy on the pod)" if one.mode == "MOUNT" else ""
                     found.append(f"{one.path} starts from {one.source or at}, and {back}{how}")
-            if one := task.repository:
-                found.append(f"setup clones {one.url}{f', {one.ref}' if one.ref else ''}, and run starts in the clone")
+            if repository := task.repository:
+                at = f" at {repository.ref}" if repository.ref else ""
+                found.append(f"setup clones {repository.url}{at}, and run starts in the clone")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         for kind in sorted(_kinds(self.file)):

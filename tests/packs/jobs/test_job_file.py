@@ -89,7 +89,6 @@ BAD = {
     "run: x\nfile_mounts: {../up: /etc}": "line 2: file_mounts: '../up' cannot be the path",
     "run: x\nservice: {replicas: 2}": "line 2: service: this file describes a service; start the service with: "
     "inv serve.up",
-    "run: x\nresources:\n  image_id: docker:x": "line 3: image_id: pods boot the image",
     "run: x\nresources: {max_hourly_cost: .nan}": "line 2: max_hourly_cost is nan",
     "run: x\nresources:\n  job_recovery: {recover_on_exit_codes: 300}": "line 3: recover_on_exit_codes: "
     "300 is not an exit",

@@ -62,6 +62,7 @@ BOTH_TAKE = (
     "name: 7b-chat\nrun: x",
     "envs: {SKYPILOT_SHELF: a}\nrun: x",
     "resources: {priority: 10}\nrun: x",
+    "resources: {image_id: 'docker:ubuntu:22.04'}\nrun: x",
 )
 BOTH_REFUSE = (
     "runn: x\nrun: y",
@@ -90,7 +91,6 @@ BOTH_REFUSE = (
 )
 WE_REFUSE = {
     "resources: {cpus: 2}": "neither `run` nor `setup`",
-    "resources: {image_id: 'docker:ubuntu'}\nrun: x": "pods boot the image that Slipway has checked",
     "volumes: {/mnt: my-volume}\nrun: x": "give the volume of a vendor as a flag",
     "event_callback: echo\nrun: x": "Slipway makes no callbacks",
     "run: x\nworkdir: /no/such/folder": "the folder /no/such/folder does not exist",
