@@ -126,7 +126,7 @@ class JobWork:
                     if settings.rehearsal
                     else "the"
                 )
-                found.append(f"image_id: {what} pod boots {image}, and installs sshd and Python that the image lacks")
+                found.append(f"image_id: {what} pod boots {image}, which needs root and Python 3 (docs/guides/jobs.md)")
             if not image and conda.is_missing(task.setup, task.run) and not (vendor.is_here and _has_conda()):
                 found.append(
                     f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"

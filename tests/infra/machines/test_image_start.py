@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 NOTES = '#!/bin/sh\necho "{name} $*" >> "$HOME/notes"\n{more}'
 MAKES = 'for one in sshd python3 curl; do printf "%s" "{program}" > "$BIN/$one"; chmod 755 "$BIN/$one"; done\n'
-SYSTEM = ("sh", "env", "mkdir", "chmod", "printf", "cat", "echo", "base64")
+SYSTEM = ("sh", "env", "mkdir", "chmod", "printf", "cat", "echo", "base64", "sed")
 
 
 def container(tmp_path: Path, manager: str, has_sshd: bool = False) -> tuple[dict[str, str], Path]:
@@ -39,7 +39,8 @@ def container(tmp_path: Path, manager: str, has_sshd: bool = False) -> tuple[dic
 
 
 def run(environ: dict[str, str]) -> list[str]:
-    line = one_line(START_SSHD.replace("/usr/sbin", "/nowhere").replace("/run/sshd", "$HOME/run"))
+    there = START_SSHD.replace("/usr/sbin", "/nowhere").replace("/run/sshd", "$HOME/run")
+    line = one_line(there.replace("/etc/pam.d/sshd", '"$HOME/pam"'))
     line = line.replace("/tmp/.slipway-start", f"{environ['HOME']}/begin")
     subprocess.run(["/bin/sh", "-c", line], env=environ, check=True, timeout=60)
     notes = Path(environ["HOME"], "notes")
@@ -58,8 +59,10 @@ def run(environ: dict[str, str]) -> list[str]:
 )
 def test_missing_programs_are_installed_and_sshd_gets_the_paths_of_the_image(tmp_path, manager, words):
     environ, home = container(tmp_path, manager)
+    (home / "pam").write_text("session    required     pam_loginuid.so\nsession required pam_limits.so\n")
     notes = run(environ)
     assert [one for one in notes if one.startswith(words)]
+    assert (home / "pam").read_text() == "session    optional     pam_loginuid.so\nsession required pam_limits.so\n"
     test, start = (one for one in notes if one.startswith("sshd "))
     assert test.startswith("sshd -t -D") and start.startswith("sshd -D -e -o PermitRootLogin=prohibit-password")
     assert start.endswith(f"SetEnv=PATH={environ['PATH']} CUDA_HOME=/usr/local/cuda")
