@@ -19,7 +19,9 @@ from data.errors import DataError, InputError
 from data.tokens import missing_parts
 from data.tokens.jinja_template import END, HIDDEN, RESERVED, JinjaTemplate, Spans
 from store.artifacts.sentencepiece import ALWAYS, FIRST, NOTHING
+from store.untrusted import templates
 from store.untrusted.templates import Beginning
+from store.untrusted_input import UnusableDocument
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,11 +161,10 @@ class ChatTemplate:
 
     def _find_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of the stop tokens; the first is the stop token written by the template."""
-        text = self._text(Dialogue([PROBE[0], {"role": "assistant", "content": missing_parts.PROBE}]), False)[0]
-        self._text(Dialogue(PROBE[:1]), True)
-        behind = text.rpartition(missing_parts.PROBE)[2]
-        if text.count(missing_parts.PROBE) != 1:
-            raise DataError("the chat template does not write every message once and in order")
+        try:
+            behind = templates.answer_end(lambda messages, asks: self._text(Dialogue(messages), asks)[0])
+        except UnusableDocument as error:
+            raise DataError(str(error)) from None
         ends = [self._id_of(one[0]) for one in self._added.finditer(behind)]
         if not ends:
             raise DataError(f"the chat template ends an answer with {behind!r}, and no token marks the end")

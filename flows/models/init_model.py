@@ -15,10 +15,10 @@ from data.config import ENDS_ANSWER, SPECIALS, ConfigError, load
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
-from store import untrusted_input
+from store import packs, untrusted_input
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
-from store.artifacts.model_files import TEMPLATE_FOLDER, default_template, templates_in, templates_of
+from store.artifacts.model_files import TOKENIZER_CONFIG, default_template, templates_in, templates_of
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.plan import IMPORTED
@@ -86,6 +86,7 @@ def import_from_folder(init: str) -> ImportSpec:
         templates = templates_of(folder) if file else {}
         for name in (vocabulary.GENERATION, vocabulary.NAMED) if file else ():
             model_files.load_if_present(folder, name)
+        named = model_files.named_tokens(folder) if file else {}
     except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(default_template(templates))
@@ -97,7 +98,7 @@ def import_from_folder(init: str) -> ImportSpec:
         has_pieces = checked_tokenizer(init, file, raw, own_chat)
         content.update(b"" if file == vocabulary.TOKENIZER else raw)
     if own_chat:
-        refuse_templates(init, templates)
+        refuse_templates(init, templates, named, file, raw)
         content.update("\0".join(part for one in sorted(templates.items()) for part in one).encode())
     return ImportSpec(
         source=str(folder),
@@ -149,11 +150,22 @@ def checked_tokenizer(init: str, file: str, raw: bytes, own_chat: bool) -> bool:
     return has_pieces
 
 
-def refuse_templates(init: str, templates: Mapping[str, str]) -> None:
-    """Raise UsageError if none of the chat templates is named `default`."""
+def refuse_templates(init: str, templates: Mapping[str, str], named: Mapping[str, str], file: str, raw: bytes) -> None:
+    """Raise UsageError if none of the chat templates is named `default`, or if the import would refuse that template.
+
+    named: texts of the named tokens. file, raw: name and content of the tokenizer's file.
+    """
     if "default" not in templates:
         names = ", ".join(sorted(templates))
         raise UsageError(f"--init {init}: the chat templates are {names}; a template named default is missing")
+    added = None  # of a SentencePiece file, only the conversion knows all added tokens
+    if file == vocabulary.TOKENIZER:
+        said = untrusted_input.mapping(
+            raw, vocabulary.MOST_BYTES, vocabulary.MOST_VALUES, integer=untrusted_input.clamped
+        )
+        added = [str(one["content"]) for one in said.get("added_tokens") or ()]
+    if wrong := packs.load("store.untrusted.templates:problem")(templates["default"], named, added):
+        raise UsageError(f"--init {init}: {wrong}")
 
 
 def is_foreign(template: str) -> bool:
@@ -176,18 +188,25 @@ def import_from_hub(init: str, settings: Settings) -> ImportSpec:
         raise UsageError(f"--init {init}: the repository has no model with config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     file, has_pieces = file_of_tokenizer(init, names), False
-    own_chat = bool(file) and any(
-        name == "chat_template.jinja" or name.startswith(f"{TEMPLATE_FOLDER}/") for name in names
-    )
-    if file and not own_chat and "tokenizer_config.json" in names:
-        said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
-        templates = templates_in(said)
-        own_chat = is_foreign(default_template(templates))
-        if own_chat:
-            refuse_templates(init, templates)
+
+    def text_of(name: str) -> str:
+        return get(f"{repo}/resolve/{commit}/{name}", init, settings)
+
+    def json_of(name: str) -> dict[str, Any]:
+        return read_json(text_of(name), init) if name in names else {}
+
+    own_chat = False
     if file:
+        config = json_of(TOKENIZER_CONFIG)
+        paths = model_files.template_paths(names)
+        templates = {name: text_of(path) for name, path in paths.items()} or templates_in(config)
+        own_chat = is_foreign(default_template(templates))
         raw = content_of(f"{repo}/resolve/{commit}/{file}", init, settings)
         has_pieces = checked_tokenizer(init, file, raw, own_chat)
+        json_of(vocabulary.GENERATION)
+        named = model_files.named_in(config, lambda: json_of(vocabulary.NAMED))
+    if own_chat:
+        refuse_templates(init, templates, named, file, raw)
     return ImportSpec(
         source=f"hf://{repo}",
         revision=commit,

@@ -9,8 +9,9 @@ Source: the safetensors format: 8 bytes of header length, a JSON header, then th
 
 import math
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,13 @@ def default_template(templates: Mapping[str, str]) -> str:
     return templates.get("default") or next(iter(templates.values()), "")
 
 
+def template_paths(names: Collection[str]) -> dict[str, str]:
+    """Return the paths of the template files among the files of a model, by the names of the templates."""
+    found = {"default": TEMPLATE_FILE} if TEMPLATE_FILE in names else {}
+    more = re.compile(rf"{TEMPLATE_FOLDER}/([^/]+){re.escape(TEMPLATE_SUFFIX)}")
+    return found | {match[1]: match[0] for one in sorted(names) if (match := more.fullmatch(one))}
+
+
 def template_files(folder: Path) -> dict[str, str]:
     """Return the chat templates stored as separate files, by name. Raise UnusableDocument."""
     paths = {"default": folder / TEMPLATE_FILE}
@@ -237,9 +245,13 @@ def named_tokens(folder: Path) -> dict[str, str]:
     A tokenizer_config.json with `added_tokens_decoder` is complete. For older files, special_tokens_map.json overrides
     the values. Raise UnusableDocument.
     """
-    said = load_if_present(folder, TOKENIZER_CONFIG)
+    return named_in(load_if_present(folder, TOKENIZER_CONFIG), lambda: load_if_present(folder, SPECIAL_MAP))
+
+
+def named_in(said: Mapping[str, Any], special_map: Callable[[], Mapping[str, Any]]) -> dict[str, str]:
+    """Return the texts of the named tokens in the content of a tokenizer_config.json; see `named_tokens`."""
     if "added_tokens_decoder" not in said:
-        said = {**said, **load_if_present(folder, SPECIAL_MAP)}
+        said = {**said, **special_map()}
     extra = said.get("extra_special_tokens")
     said = {**said, **(extra if isinstance(extra, dict) else {})}
     return {name: text for name, one in said.items() if name.endswith("_token") and (text := _template_text(one))}

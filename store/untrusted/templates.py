@@ -6,7 +6,7 @@ for one conversation and hostile for the next.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ BEGIN, END = "\U0010fffb", "\U0010fffc"
 """Private-use characters around a generation block."""
 Beginning = tuple[int, bool]  # number of messages, and whether to add the generation prompt
 LIMITS = ChildLimits()
+ANSWER = "Qz7probeQz7"  # text of a probe answer, found again in the rendered text
+Messages = Sequence[Mapping[str, Any]]
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
@@ -46,6 +48,41 @@ class Template:
         except ChildFailed as failed:
             raise UnusableDocument(f"the model's chat template {failed}") from None
         return texts
+
+
+def answer_end(render: Callable[[Messages, bool], str]) -> str:
+    """Return the text that a template writes after an answer.
+
+    render: function of messages and of whether to add the generation prompt. Raise UnusableDocument for a template that
+    does not write every message once and in order, and as `render` does.
+    """
+    question = {"role": "user", "content": "x"}
+    text = render([question, {"role": "assistant", "content": ANSWER}], False)
+    render([question], True)
+    if text.count(ANSWER) != 1:
+        raise UnusableDocument("the chat template does not write every message once and in order")
+    return text.rpartition(ANSWER)[2]
+
+
+def problem(source: str, named: Mapping[str, str], added: Collection[str] | None) -> str:
+    """Return why a model with this chat template cannot be imported, or "".
+
+    named: texts of the named tokens, as `model_files.named_tokens` returns them. added: texts of the added tokens, or
+    None if unknown.
+    """
+    template, given = Template(source), {**named, "tools": None, "documents": None}
+
+    def render(messages: Messages, asks: bool) -> str:
+        text = template.render({**given, "messages": messages, "add_generation_prompt": asks})
+        return text.replace(BEGIN, "").replace(END, "")
+
+    try:
+        end = answer_end(render)
+    except UnusableDocument as error:
+        return str(error)
+    if added is None or any(one in end for one in added if one):
+        return ""
+    return f"the chat template ends an answer with {end!r}, and no token marks the end"
 
 
 def check(folder: Path) -> None:

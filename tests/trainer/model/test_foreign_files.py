@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from infra.settings import Settings
 from store.artifacts import model_files
 from store.artifacts.model_files import named_tokens, template_of
 from tests.data.chat.templates import IM, MARKED, QWEN25, write
+from tests.hub import FolderRepo, serving
 from tests.trainer.model.test_init import configured, foreign, gpt2_like
 from tests.trainer.test_plan import ROOT
 from trainer import import_model, tensor_file
@@ -187,14 +189,21 @@ def write_odd_json(name, text):
     return make
 
 
+def write_template(source):
+    return lambda folder: write(folder, source, IM)
+
+
+SPOKEN = "{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}"
 TWICE = [{"id": 0, "content": "<x>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
           "special": True}] * 2  # fmt: skip
 
 
-@pytest.mark.day_cases(6)
+@pytest.mark.day_cases(8)
 @pytest.mark.parametrize(
     "make",
     [
+        write_template("{% for m in messages %}{{ m.content | shout }}<|im_end|>{% endfor %}"),
+        write_template(SPOKEN),
         write_odd_json("generation_config.json", "[]"),
         write_changed(model={"merges": ["a b"]}),
         word_level,
@@ -209,6 +218,11 @@ TWICE = [{"id": 0, "content": "<x>", "single_word": False, "lstrip": False, "rst
         write_changed(version="2.0"),
         write_changed(more=1),
         write_changed(added_tokens=TWICE),
+        write_template("{% for m in messages %}{{ m.content }}"),
+        write_template("{{ raise_exception('roles must alternate') }}"),
+        write_template("{% for m in messages %}{{ m.content * 2 }}<|im_end|>{% endfor %}"),
+        write_template("{% if add_generation_prompt %}{{ 1 // 0 }}{% endif %}" + MARKED),
+        write_template("{% for m in messages %}{{ nothing(m) }}<|im_end|>{% endfor %}"),
     ],
 )
 def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch, capfd, make):
@@ -223,7 +237,7 @@ def test_dry_run_refuses_the_folders_that_the_import_refuses(world, monkeypatch,
     file = configured(world, "import", making, replace(spec, own_chat=own_chat))
     assert main(["import", "--config", str(file)]) in (1, 2)
     assert "Traceback" not in capfd.readouterr().err
-    with pytest.raises(UsageError, match=r"tokenizer\.json|chat templates|generation_config|special_tokens_map"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json|chat template|generation_config|special_tokens_map"):
         inspect_model(folder)
 
 
@@ -240,3 +254,20 @@ def test_weights_beside_an_index_that_names_other_files_are_reported(tmp_path, m
     import_model.report_unread(folder)
     assert "model.safetensors is not read, because model.safetensors.index.json" in records.read_text()
     assert export.read(folder).config.vocab_size == 400
+
+
+def test_dry_run_reads_the_template_files_of_the_hub(tmp_path, monkeypatch):
+    folder = write(foreign("Qwen2", tmp_path, vocab=400), MARKED, IM)
+    (folder / "chat_template.jinja").write_text(MARKED)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% if %}")
+    with serving({"them/tiny": FolderRepo(folder)}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        find = partial(init_model.resolve_import, "hf://them/tiny", Settings.load(ROOT))
+        assert find().own_chat
+        (folder / "chat_template.jinja").write_text(SPOKEN)
+        with pytest.raises(UsageError, match="hf://them/tiny: the chat template ends an answer with .* no token marks"):
+            find()
+        (folder / "chat_template.jinja").unlink()
+        with pytest.raises(UsageError, match="a template named default is missing"):
+            find()
