@@ -1,18 +1,21 @@
 r"""Print verdicts of other people's graders on the spellings of `tests.trainer.rewards.variants`, and disagreements.
 
-    python -m tests.programs.compare_graders
+    python -m tests.programs.compare_graders [SEED]
 
 gsm8k: lm-evaluation-harness' filter `flexible-extract` and its exact match (lm_eval/tasks/gsm8k/gsm8k.yaml).
-math: math-verify on the answer as written. mbpp: the assertion executed after the answer, as MBPP's own script does.
+math: math-verify on the answer as written; with SEED also 2,000 drawn answers. mbpp: the assertion executed after the
+answer, as MBPP's own script does.
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from math_verify import parse, verify
 
 from tests.trainer.rewards import variants
+from tests.trainer.rewards.drawn_variants import drawn
 from tests.trainer.rewards.test_variants import misjudged
 from tests.trainer.rewards.variants import Variant
 from trainer.rewards.code import Mbpp
@@ -65,6 +68,7 @@ def compare(name: str, some: Iterable[Variant], ours: Iterable[Variant], grade: 
 def main() -> None:
     numbers, latex, programs = (list(some()) for some in (variants.gsm8k, variants.math, variants.mbpp))
     compare("gsm8k", numbers, misjudged(Gsm8k(), numbers), harness)
+    latex += drawn(int(sys.argv[1]), 2000) if len(sys.argv) > 1 else ()
     compare("math", latex, misjudged(Math(limit_s=60.0), latex), math_verify)
     compare("mbpp", programs, misjudged(Mbpp(is_unsafe=False), programs), executed)
 

@@ -36,10 +36,19 @@ CLEANING = tuple(
 WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)(?![0-9])"
 FRACTION = r"(?:(?P<plus>[0-9]+) )?(?P<over>[0-9]+) ?/ ?(?P<under>0*[1-9][0-9]*)"
 QUANTITY = re.compile(rf"(?P<sign>[-+][ {MARK}]*)?(?:{FRACTION}|(?P<decimal>{WHOLE}(?:\.[0-9]*)?|\.[0-9]+))")
-POWERS = {"k": 10**3, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-POWER = re.compile(rf"[ {MARK}]?(k|hundred|thousand|million|billion)\b", re.IGNORECASE)
-PART_OF_A_WORD = re.compile(r"[A-Za-z_.,]$|[*/^] *$")
-GOES_ON = re.compile(r" *[*^=+]| */ *(?![A-Za-z ])| *-(?![A-Za-z])")
+COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+POWERS = {"k": 10**3, **COUNTS}
+POWER = re.compile(rf"[ {MARK}]?({'|'.join(POWERS)})\b", re.IGNORECASE)
+PART_OF_A_WORD = re.compile(
+    r"[A-Za-z_.,]$|[*/^] *$|(?:[<\u2264\u2265\u2260\u221a]|(?<![-=])>|\\[gl]eq?|\\sqrt *\{?) *$"
+    r"|\b(?:not|(?:less|fewer|more|greater) than) *$",
+    re.IGNORECASE,
+)
+# A variable, a power or a part of one next to the number belongs to the value. Units such as 18 m do not.
+GOES_ON = re.compile(
+    r" *[*^=+]| */ *(?![A-Za-z ])| *-(?![A-Za-z])|[abeijnpqrtuvwxyz](?![A-Za-z])| *(?:\\pi|\u03c0)"
+    r"| (?:squared|cubed)\b| and (?:a|one|two|three) (?:half|third|quarter|fourth|fifth)"
+)
 
 
 def answer_of(text: str) -> str | None:

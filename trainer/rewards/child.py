@@ -37,11 +37,27 @@ def main() -> None:
 def of_math() -> Callable[[Any], Any]:
     """Return a function that compares [gold, answer], LaTeX or plain text, and returns True for equal meanings."""
     from math_verify import parse, verify
+    from sympy import I
+
+    def is_equal(gold: list[Any], answer: list[Any]) -> bool:
+        return verify(
+            gold, answer, float_rounding=DECIMALS, timeout_seconds=None, allow_set_relation_comp=True
+        )  # an inequality and its interval are equal
+
+    def complex_of(parsed: list[Any]) -> list[Any]:
+        """Return parsed expressions with the imaginary unit in place of a symbol i, which math-verify leaves."""
+        symbols = [getattr(one, "free_symbols", ()) for one in parsed]
+        units = [{symbol: I for symbol in some if symbol.name == "i"} for some in symbols]
+        return [one.subs(unit) if unit else one for one, unit in zip(parsed, units, strict=True)]
 
     def same(pair: list[str]) -> bool:
         try:
             gold, answer = (parse(f"${one}$", parsing_timeout=None) for one in pair)
-            return bool(gold and answer and verify(gold, answer, float_rounding=DECIMALS, timeout_seconds=None))
+            return bool(gold and answer) and (
+                is_equal(gold, answer)
+                or any("e^" in one for one in pair)
+                and is_equal(*map(complex_of, (gold, answer)))
+            )
         except Exception:  # RecursionError, MemoryError, OverflowError: not equal
             return False
 

@@ -1,11 +1,19 @@
 r"""The meaning of a LaTeX answer as text, without markup, spacing and units: equal answers are mostly equal texts.
 
-Units and number bases of a different scale make two answers different; a missing unit does not.
+Units and number bases of a different scale make two answers different; a missing unit does not. A word such as dozen is
+a factor, no unit.
 """
 
 import re
+from decimal import Decimal
+from fractions import Fraction
 
-LEAD = re.compile(r"^(?:(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is|:)?:?|=)\s*", re.IGNORECASE)
+from trainer.rewards.answers import COUNTS
+
+LEAD = re.compile(
+    r"^(?:(\*\*|__)?(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is|:)?:?(?(1)\1:?)|=)\s*",
+    re.IGNORECASE,
+)
 BRACED = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 WRAPPERS = tuple(
     re.compile(pattern, re.DOTALL)
@@ -13,6 +21,7 @@ WRAPPERS = tuple(
         r"\\\(((?:(?!\\\)).)*)\\\)",
         r"\\\[((?:(?!\\\]).)*)\\\]",
         r"\*{1,3}([^*]+)\*{1,3}",
+        r"\*\*((?:(?!\*\*).)+)\*\*",
         r"__([^_]+)__",
         r"`([^`]+)`",
         rf"\\(?:boxed|fbox|mathbf|boldsymbol|bm)\s*{BRACED}",
@@ -28,11 +37,19 @@ UNIT = re.compile(
     rf"(?:\\(?:text|mathrm|mbox)\{{\s*([A-Za-z][A-Za-z. ]*)\}}|\s({WORDS}))(\^\{{?[23]\}}?|[²³])?$"
 )
 SHORT_UNIT = re.compile(r".*\d(?: |~|\\[,;: ])([mh])", re.DOTALL)
+COUNTED = re.compile(
+    rf"(?<![\d.,])([\d,]*\.?\d+)(?:\\[,;: ]|\s|~)*(\\(?:text|mathrm|mbox)\{{)?\s*({'|'.join(COUNTS)})(?![A-Za-z])"
+)
+DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d+)\s*\^\{?\\circ\}?")
+NUMBERS = re.compile(r"\\math(?:bf|rm)\s*\{?\s*([RZQNC])\s*\}?")
+SCIENTIFIC = re.compile(r"([-+]?\d{1,50}(?:\.\d{1,50})?)(?:\\times|\\cdot|\*)10\^\{?([-+]?\d{1,2})\}?")
+PERCENT = re.compile(r"(?:\\?%|(?:\\text\{\s*|\s)percent\}?)[$.]*$")
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 SHORT_UNITS = {
     "meter": "m", "centimeter": "cm", "millimeter": "mm", "kilometer": "km", "inche": "in", "inch": "in", "feet": "ft",
     "foot": "ft", "yard": "yd", "mile": "mi", "second": "sec", "minute": "min", "hour": "h", "hr": "h", "cent": "cent",
 }  # fmt: skip
+POWERS_OF_UNITS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3"}
 SCALES = ({"m", "cm", "mm", "km"}, {"in", "ft", "yd", "mi"}, {"sec", "min", "h", "day"}, {"cent", "dollar"})
 
 
@@ -53,6 +70,12 @@ def boxed(text: str) -> str:
 def plain(text: str) -> str:
     """Return LaTeX without meaningless parts: markup around the answer, spacing, bracket sizes, dollar signs."""
     text = unwrapped(text)
+    text = re.sub(r"^(?:\\text\{)?(?:the set of )?(?:all )?real numbers\}?$|^all reals$", r"\\mathbb{R}", text)
+    text = re.sub(r"(?<![\d.,])(\d+) +(\d+)/(\d+)", r"\1\\frac{\2}{\3}", text)
+    text = re.sub(r"^([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,2})$", r"\1\\times10^{\2}", text)
+    text = re.sub(r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}", text)
+    text = re.sub(r"\\\\\[[\d.]+[a-z]{2}\]", r"\\\\", text)
+    text = DEGREES.sub(r"\1\\frac{\2\\pi}{180}", text)
     text = text.replace("\\varnothing", "\\emptyset")
     text = re.sub(r"\\var(?=(epsilon|phi|theta|rho)(?![a-z]))", r"\\", text)
     text = REPEATING.sub(_fraction, text)
@@ -68,7 +91,10 @@ def plain(text: str) -> str:
     # A space between two digits, and a space that ends the name of a command, have a meaning.
     text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])|(?<=\d)\s+(?=\d)", rf"\1{KEPT}", text)
     text = re.sub(r"\s+", "", text).replace(KEPT, " ")
-    return re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
+    if found := SCIENTIFIC.fullmatch(text):  # exactly: a product of floating-point numbers is not
+        return f"{Decimal(found[1]).scaleb(int(found[2])).normalize():f}"
+    return text
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -90,18 +116,61 @@ def unwrapped(text: str) -> str:
     return text
 
 
+def counted(text: str) -> str:
+    """Return an answer with a number in place of a number and a word such as dozen or million."""
+
+    def product(found: re.Match[str]) -> str:
+        value = Fraction(found[1].replace(",", "")) * COUNTS[found[3]]
+        is_whole = value.denominator == 1
+        return f"{value if is_whole else float(value)} {found[2] or ''}"
+
+    return COUNTED.sub(product, text)
+
+
+def with_blackboard(gold: str, answer: str) -> tuple[str, str]:
+    r"""Return both answers with \mathbb{R} for \mathbf{R}, where the other answer is a set of numbers."""
+    is_set = "\\mathbb" in gold + answer or "\\infty" in gold + answer
+    return (NUMBERS.sub(r"\\mathbb{\1}", gold), NUMBERS.sub(r"\\mathbb{\1}", answer)) if is_set else (gold, answer)
+
+
+def enclosure(text: str) -> str | None:
+    r"""Return the brackets around entries of a plain answer, such as `()`; "" for a list, None for one value."""
+    text = re.sub(r"^[(]?[A-Za-z](?:,[A-Za-z])*[)]?(?:=|\\in)", "", text).replace("\\{", "{").replace("\\}", "}")
+    depths, depth = [], 0
+    for letter in text:
+        depth -= letter in ")]}"
+        depths.append(depth)
+        depth += letter in "([{"
+    levels = {depth for depth, letter in zip(depths, text, strict=True) if letter == ","}
+    if 0 in levels:
+        return ""
+    is_whole = text[:1] in ("(", "[", "{") and text[-1] in ")]}" and 0 not in depths[1:-1]
+    return text[0] + text[-1] if 1 in levels and is_whole else None
+
+
+def differ_in_brackets(gold: str, answer: str) -> bool:
+    """Return True for several entries in brackets of different meaning: a point, an interval, a set or a list."""
+    kinds = {enclosure(gold), enclosure(answer)} - {None}
+    return len(kinds) > 1 and kinds != {"", "{}"}
+
+
 def differ_in_scale(gold: str, answer: str) -> bool:
     """Return True for numbers in units of different length or duration, such as 5 cm and 5 m, or in different bases."""
     units = {split_unit(one)[1] or SHORT_UNIT.sub(r"\1", one) for one in (gold, answer)}
+    names = {one.rstrip("23") for one in units}
     bases = [BASE.search(one) for one in (gold, answer)]
     is_other_base = all(bases) and len({found[1] for found in bases if found}) > 1
-    return is_other_base or len(units) > 1 and any(units <= some for some in SCALES)
+    return is_other_base or len(units) > 1 and any(names <= some for some in SCALES)
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """Return an answer without the unit after its number, and the unit; "" without a unit."""
+    r"""Return an answer without the unit after its number, and the unit; "" without a unit. \$ is the unit dollar."""
     found = UNIT.search(text)
     if found is None:
-        return text, ""
+        return text, "dollar" if text.startswith(r"\$") else ""
     words = (found[1] or found[2]).strip().lower().removesuffix("s").replace("metre", "meter")
-    return text[: found.start()], f"{SHORT_UNITS.get(words, words)}{found[3] or ''}"
+    kind, _, rest = words.partition(" ")
+    power = POWERS_OF_UNITS.get(kind, "")
+    power, words = ("", words) if not power else (power, rest)
+    power = power or (found[3] or "").strip("^{}").translate(str.maketrans("²³", "23"))
+    return text[: found.start()], f"{SHORT_UNITS.get(words, words)}{power}"

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards.answers import answer_of, number, thinks, trailing
-from trainer.rewards.latex import boxed, differ_in_scale, plain, split_unit, unwrapped
+from trainer.rewards.latex import (
+    PERCENT,
+    boxed,
+    counted,
+    differ_in_brackets,
+    differ_in_scale,
+    plain,
+    split_unit,
+    unwrapped,
+    with_blackboard,
+)
 from trainer.rewards.reward import JudgedAnswer, Reward
 from trainer.rewards.worker import WorkerGone, of_answers
 
@@ -19,6 +29,7 @@ LIMIT_S = 5.0
 SHORT = 50  # maximum characters after the answer
 LONGEST = 400  # longest answer, in characters, that is parsed
 VARIABLE = re.compile(r"\\?[A-Za-z]")
+WORDS = re.compile(r"\\text\{.*\}|[A-Za-z]{3,}")
 SUSPECT = re.compile(r"\d \d|__|import|\*\*.*\*\*|\^.*\^.*\^")
 
 
@@ -54,13 +65,20 @@ class Math:
         gold, answer = (boxed(one) or one for one in (gold, answer))
         if len(answer) > LONGEST:
             return gold.strip() == answer.strip()
-        gold, answer = unwrapped(gold), unwrapped(answer)
+        gold, answer = with_blackboard(gold, answer)
+        gold, answer = (counted(unwrapped(one)) for one in (gold, answer))
         if differ_in_scale(gold, answer):
             return False
+        percents = [bool(PERCENT.search(one)) for one in (gold, answer)]
+        words = WORDS.fullmatch(gold)
         gold, answer = plain(split_unit(gold)[0]), plain(split_unit(answer)[0])
-        if gold == answer:
+        if gold == answer or words and gold.casefold() == answer.casefold():
             return True
+        if differ_in_brackets(gold, answer):
+            return False
         one, other = number(gold), number(answer)
+        if one is not None and other is not None and percents in ([True, False], [False, True]):
+            return one == other * 100 if percents[0] else one * 100 == other
         if one is not None and other is not None and gold.strip("-+").isdigit() and answer.strip("-+").isdigit():
             return one == other
         if VARIABLE.fullmatch(gold) or VARIABLE.fullmatch(answer):

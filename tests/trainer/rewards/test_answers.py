@@ -71,6 +71,11 @@ LATEX = (
     ('$\\boxed{-\\frac{7}{6}}$', '<SOLUTION>-1.1\\bar{6}</SOLUTION>', True),
     ('$\\boxed{0.\\overline{3}}$', '<SOLUTION>0.3</SOLUTION>', False),
     ('$\\boxed{0.1\\overline{6}}$', '<SOLUTION>0.\\overline{16}</SOLUTION>', False),
+    ('$\\boxed{-1}$', '<SOLUTION>e^{i\\pi}</SOLUTION>', True),
+    ('$\\boxed{\\mathbb{R}}$', '<SOLUTION>\\mathbf{R}</SOLUTION>', True),
+    ('$\\boxed{(1,2)}$', '<SOLUTION>1,2</SOLUTION>', False),
+    ('$\\boxed{12}$', '<SOLUTION>12 dozen</SOLUTION>', False),
+    ('$\\boxed{1\\frac{1}{2}}$', '<SOLUTION>1 1/2</SOLUTION>', True),
     ('$\\boxed{5}$', "<SOLUTION>__import__('os').system('touch pwned')</SOLUTION>", False),
     ('$\\boxed{5}$', '<SOLUTION>9**9**9**9</SOLUTION>', False),
 )  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 
 from data.problems.problem import Problem
 from tests.trainer.rewards import variants
+from tests.trainer.rewards.drawn_variants import drawn
 from tests.trainer.rewards.variants import Variant
 from trainer.rewards.code import Mbpp
 from trainer.rewards.math_answers import Math
@@ -40,3 +41,13 @@ def test_program_is_right_when_its_assertions_hold():
 @pytest.mark.nightly
 def test_latex_is_right_in_every_usual_spelling():
     assert misjudged(Math(limit_s=60.0), list(variants.math())) == []
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [7301, 90210])
+def test_drawn_latex_is_judged_with_at_most_one_refusal_of_a_hundred(seed):
+    some = list(drawn(seed, 2000))
+    wrong = misjudged(Math(limit_s=60.0), some)
+    assert [one for one in wrong if not one.is_right] == []
+    assert len(wrong) <= sum(one.is_right for one in some) // 100

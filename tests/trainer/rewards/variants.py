@@ -47,6 +47,9 @@ NUMBER_FORMS = {
     "no-break space": "{n}\u00a0apples",
     "brackets": "({n})",
     "title": "**Answer:** {n}",
+    "arrow": "-> {n}",
+    "words behind": "{n} dollars every day at the market.",
+    "attached unit": "{n}cm",
 }
 LARGE_FORMS = {"spaces": "{spaced}", "no-break spaces": "{wide}", "braces": "{braced}", "thin": "{thin}"}
 NOT_A_NUMBER = (
@@ -62,6 +65,17 @@ NOT_A_NUMBER = (
     "{n} 1/0",
     "{n}/0",
     "{n}½",
+    "{n}x",
+    "{n}i",
+    "{n}\\pi",
+    "\\sqrt{{{n}}}",
+    "<{n}",
+    "≥ {n}",
+    "not {n}",
+    "more than {n}",
+    "{n} squared",
+    "{n} and a half",
+    "{n} dozen",
 )
 
 
@@ -143,6 +157,50 @@ LATEX_FORMS = {
 }
 
 
+EQUAL = (
+    ("-1", r"e^{i\pi}"),
+    (r"e^{i\pi}", r"e^{\pi i}"),
+    (r"\mathbb{R}", r"\mathbf{R}"),
+    (r"(-\infty,\infty)", r"\mathbf{R}"),
+    (r"\mathbb{R}", r"\text{all real numbers}"),
+    ("C", r"\mathbf{C}"),
+    ("1,2", r"\{2,1\}"),
+    (r"\{1,2\}", "1 and 2"),
+    (r"12\text{ dozen}", "12 dozen"),
+    ("12,000", "12 thousand"),
+    (r"1\frac{1}{2}", "1 1/2"),
+    (r"1.2\times 10^5", "1.2e5"),
+    (r"8.3 \times 10^{5}", "830000"),
+    (r"12\%", "0.12"),
+    (r"\frac{1}{2}", r"50\%"),
+    ("(-\\infty,3]", r"x\leq 3"),
+    (r"\text{even}", "Even"),
+    (r"\sin 30^\circ", r"\frac12"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\[2pt]2\end{bmatrix}"),
+    ("(x,y)=(1,2)", "(1,2)"),
+    (r"5\text{ cm}^2", "5 square centimeters"),
+)
+DIFFERENT = (
+    (r"5\text{ cm}", "5 m"),
+    ("34", "3 4"),
+    (r"6\text{ ft}", r"6\text{ inches}"),
+    ("X", "x"),
+    ("0.333", "1/3"),
+    ("1", r"e^{i\pi}"),
+    (r"\mathbb{R}", r"\mathbf{Q}"),
+    ("(1,2)", "1,2"),
+    ("1,2", "(1,2)"),
+    ("(1,2)", r"\{1,2\}"),
+    ("12", "12 dozen"),
+    (r"12\text{ dozen}", "12"),
+    (r"1\frac{1}{2}", "11/2"),
+    (r"12\%", "0.012"),
+    (r"5\text{ cm}^2", r"5\text{ cm}"),
+    (r"\$18", "18 cents"),
+    ("[0,1]", r"0 < x \le 1"),
+)
+
+
 def math() -> Iterator[Variant]:
     for gold, wrong in VALUES.items():
         for is_right, value in ((True, gold), (False, wrong)):
@@ -150,14 +208,9 @@ def math() -> Iterator[Variant]:
                 yield Variant(kind, f"so $\\boxed{{{gold}}}$", form.format(a=value), is_right)
             for kind, spelt in _other_spellings(value):
                 yield Variant(kind, f"so $\\boxed{{{gold}}}$", spelt, is_right)
-    for gold, answer in (
-        ("5\\text{ cm}", "5 m"),
-        ("34", "3 4"),
-        ("6\\text{ ft}", "6\\text{ inches}"),
-        ("X", "x"),
-        ("0.333", "1/3"),
-    ):
-        yield Variant("unit", f"so $\\boxed{{{gold}}}$", answer, False)
+    for is_right, pairs in ((True, EQUAL), (False, DIFFERENT)):
+        for gold, answer in pairs:
+            yield Variant("pair", f"so $\\boxed{{{gold}}}$", answer, is_right)
 
 
 def _other_spellings(value: str) -> Iterator[tuple[str, str]]:
