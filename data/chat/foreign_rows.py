@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.chat.message_parts import RowRefused, read_content
-from data.chat.unread_fields import refuse_media, refuse_unread, unread
+from data.chat.unread_fields import refuse_columns, refuse_unread, unread
 from data.tokens.chat_template import REASONING, Dialogue
 from store.untrusted_input import printable_line
 
 COLUMNS = ("messages", "conversations", "conversation")
 ALPACA = ("instruction", "output")
-SYSTEM = ("system", "system_prompt", "system_message")
+SYSTEM = ("system", "system_prompt", "system_message", "system_instruction", "system_instructions")
 TOOLS = ("tools", "functions")
 MASKS = ("weights", "loss_mask", "loss_masks", "train_mask", "assistant_masks", "assistant_mask")
 VARIABLES = "chat_template_kwargs"
@@ -40,7 +40,7 @@ def parse_row(row: Any) -> Dialogue:
     """Return the conversation of a row. Raises RowRefused."""
     columns: Mapping[str, Any] = row if isinstance(row, Mapping) else {"messages": row}
     columns = {name: one for name, one in columns.items() if one is not None}
-    refuse_media(columns)
+    refuse_columns(columns, READ)
     found = _of_alpaca(columns) if is_alpaca(columns) else _of_messages(columns)
     found = _with_system(found, columns)
     _mask(found, columns)
@@ -81,7 +81,7 @@ def _of_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 def unread_fields(row: Any) -> Iterator[str]:
     """Yield the columns and the fields of messages with content that `parse_row` does not use."""
     if isinstance(row, Mapping):
-        yield from unread(row, READ)
+        yield from unread(row, READ if is_alpaca(row) else [name for name in READ if name not in OF_ALPACA])
     messages = row if isinstance(row, list) else next((row[name] for name in COLUMNS if row.get(name)), [])
     for one in _listed(messages):
         if isinstance(one, Mapping):
@@ -158,16 +158,14 @@ class _Message:
                 if not isinstance(one, str):
                     raise RowRefused(f"message {self.number}: its {name} is {printable_line(one)}, expected text")
                 found[name] = one
+        if len({*found.values(), *([reasoning] if reasoning else ())}) > 1:
+            raise RowRefused(f"message {self.number} has two kinds of reasoning, and they differ")
         if reasoning:
             found["reasoning_content"] = reasoning
-        if len(set(found.values())) > 1:
-            raise RowRefused(f"message {self.number} has two kinds of reasoning, and they differ")
-        given = [
-            *calls,
-            *_listed(said.get("tool_calls")),
-            *([said["function_call"]] if said.get("function_call") else []),
-        ]
-        return found | ({"tool_calls": self._calls(given)} if given else {})
+        given = self._calls([*calls, *_listed(said.get("tool_calls"))])
+        older = self._calls([said["function_call"]] if said.get("function_call") else [])
+        given += [one for one in older if one["function"] not in [each["function"] for each in given]]
+        return found | ({"tool_calls": given} if given else {})
 
     def _calls(self, given: Any) -> list[dict[str, Any]]:
         """Return tool calls in OpenAI's form, with parsed arguments."""
@@ -281,7 +279,8 @@ def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
         raise RowRefused("it has no answer")
 
 
-READ = (*COLUMNS, *ALPACA, "input", "history", *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
+OF_ALPACA = (*ALPACA, "input", "history")
+READ = (*COLUMNS, *OF_ALPACA, *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
 """Columns of a row that `parse_row` uses."""
 AFTER = {"assistant": ("user", "tool"), "user": ("assistant",), "tool": ("assistant", "tool", "user")}
 

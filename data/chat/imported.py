@@ -18,6 +18,7 @@ from typing import Any
 from data import references
 from data.chat.foreign_rows import ALPACA, COLUMNS, READ, dialogue_row, is_alpaca, parse_row, unread_fields
 from data.chat.message_parts import RowRefused
+from data.chat.unread_fields import may_have_meaning
 from data.config import TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
 from data.events import emit
@@ -165,7 +166,8 @@ def _of_parquet(uri: str, not_read: dict[str, None]) -> Iterator[Any]:
             there = ", ".join(file.schema_arrow.names)
             raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; available: {there}")
         not_read.update(dict.fromkeys(name for name in file.schema_arrow.names if name not in READ))
-        for batch in file.iter_batches(256, columns=[name for name in READ if name in names]):
+        wanted = [name for name in file.schema_arrow.names if name in READ or may_have_meaning(name)]
+        for batch in file.iter_batches(256, columns=wanted):
             yield from map(_row_without_nulls, batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{uri}: damaged or no parquet file: {str(error).splitlines()[0]}") from None

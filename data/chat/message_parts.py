@@ -63,10 +63,10 @@ def _read_part(number: int, part: Any, found: Content, texts: list[str]) -> None
     part = {name: one for name, one in part.items() if one is not None}
     kind = part.get("type", "text" if "text" in part else next(iter(part), "nothing"))
     said = next((part[name] for name in ("text", kind, "content") if isinstance(part.get(name), str)), None)
-    if kind in TEXT and said is not None:
-        texts.append(_whole(said))
-    elif kind in REASONING and said is not None:
+    if said is not None and (kind in REASONING or kind in TEXT and part.get("thought") is True):
         found.reasoning += _whole(said)
+    elif kind in TEXT and said is not None:
+        texts.append(_whole(said))
     elif kind in CALLS:
         call = part.get("function") or {
             "name": part.get("name", part.get("toolName")),

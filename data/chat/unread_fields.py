@@ -11,7 +11,9 @@ from data.chat.message_parts import RowRefused
 from store.untrusted_input import printable_line
 
 MASK = {"mask", "masked", "masks", "ignore", "ignored", "train", "trained", "trainable", "training", "loss", "learn"}
-REASONING = {"reasoning", "thinking", "thought", "thoughts", "think", "cot"}
+WEIGHT = {"weight", "weights"}
+REASONING = {"reasoning", "thinking", "thought", "thoughts", "think", "cot", "rationale", "scratchpad"}
+TOOLS = {"tools", "functions"}
 MEDIA = {"image", "images", "audio", "audios", "video", "videos", "attachment", "attachments"}
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -22,10 +24,31 @@ def unread(row: Mapping[str, Any], known: Iterable[str]) -> Iterator[str]:
     return (name for name, value in row.items() if name not in known and value not in EMPTY)
 
 
-def refuse_media(row: Mapping[str, Any]) -> None:
-    """Raise RowRefused for a row with a column of pictures or sound."""
-    if found := next((name for name in MEDIA if row.get(name) not in EMPTY), ""):
-        raise RowRefused(f"it has {found}; only text can be learnt")
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in WORD.findall(name)}
+
+
+def may_have_meaning(name: str) -> bool:
+    """Return whether `refuse_columns` refuses a column of this name, depending on the values."""
+    return bool(words_of(name) & (MEDIA | MASK | WEIGHT | TOOLS))
+
+
+def refuse_columns(row: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise RowRefused for an unread column of pictures or sound, of flags for the messages, or of tools."""
+    for name in unread(row, known):
+        value, words = row[name], words_of(name)
+        if words & MEDIA and not isinstance(value, (bool, int, float)):
+            raise RowRefused(f"it has {name}; only text can be learnt")
+        if words & (MASK | WEIGHT) and _are_flags(value):
+            raise RowRefused(f"its {name} is {printable_line(value)}; rename the column to loss_mask, or remove it")
+        if words & TOOLS and isinstance(value, list) and all(isinstance(one, (Mapping, str)) for one in value):
+            raise RowRefused(f"its {name} is {printable_line(value)}; rename the column to tools, or remove it")
+
+
+def _are_flags(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(_are_flags(one) if isinstance(one, list) else isinstance(one, (bool, int, float)) for one in value)
 
 
 def refuse_unread(number: int, message: Mapping[str, Any], known: Iterable[str], reasons: bool) -> None:
@@ -34,7 +57,7 @@ def refuse_unread(number: int, message: Mapping[str, Any], known: Iterable[str],
     reasons: whether a known field has the reasoning; other forms of the reasoning beside it are reported only.
     """
     for name in unread(message, known):
-        words = {word.lower() for word in WORD.findall(name)}
+        words = words_of(name)
         told = f"message {number} has {name}: {printable_line(message[name])}"
         if words & MASK:
             raise RowRefused(f"{told}; write weight: 0 in an answer that is not to be learnt")
@@ -42,3 +65,7 @@ def refuse_unread(number: int, message: Mapping[str, Any], known: Iterable[str],
             raise RowRefused(f"{told}; write the reasoning of an answer into reasoning_content")
         if words & MEDIA:
             raise RowRefused(f"{told}; only text can be learnt")
+        if words & TOOLS:
+            raise RowRefused(f"{told}; write the tools into the column tools")
+        if name == "channel" and message[name] != "final":
+            raise RowRefused(f"{told}; write the text of other channels into reasoning_content")

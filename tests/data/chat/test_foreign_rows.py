@@ -61,6 +61,7 @@ def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messa
         {"role": "assistant", "content": None, "tool_calls": [{"function": SPELT}]},
         {"role": "assistant", "tool_calls": json.dumps([CALL])},
         {"role": "assistant", "function_call": SPELT},
+        {"role": "assistant", "function_call": SPELT, "tool_calls": [{"function": SPELT}]},
         {"from": "function_call", "value": json.dumps(CALL["function"])},
         {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}]},
     ],
@@ -83,8 +84,9 @@ def test_calls_results_and_tools_of_every_form_become_openai_messages(called, re
 def test_reasoning_is_kept_under_its_original_name_or_as_content():
     for name in ("reasoning_content", "reasoning", "thinking"):
         assert parse_row(answer(**{name: "hm"})).messages[1][name] == "hm"
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Me."}]
-    assert parse_row(answer(content=parts)).messages[1] == {**SAID, "reasoning_content": "hm"}
+    for part in ({"type": "thinking", "thinking": "hm"}, {"text": "hm", "thought": True}):
+        parts = [part, {"type": "text", "text": "Me."}]
+        assert parse_row(answer(content=parts)).messages[1] == {**SAID, "reasoning_content": "hm"}
     assert parse_row(answer(content="<think>hm</think>Me.")).messages[1]["content"] == "<think>hm</think>Me."
 
 
@@ -144,6 +146,14 @@ def test_marked_answers_are_excluded_from_training(row):
         (answer(reasoning="a", thinking="b"), "two kinds of reasoning"),
         (talk(ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": "not json"}}), "no object"),
         (talk(ASKED, SAID, tools=[{"x": 1}]), "names no function"),
+        (talk(ASKED, SAID, message_weights=[0, 1]), "its message_weights is .*rename the column to loss_mask"),
+        (talk(ASKED, SAID, labelsMask=[[0, 1]]), "its labelsMask is"),
+        (talk(ASKED, SAID, image_path="a.png"), "it has image_path; only text"),
+        (talk(ASKED, SAID, available_tools=[TOOL]), "its available_tools is .*rename the column to tools"),
+        (talk({"role": "system", "content": "s", "tools": [TOOL]}, ASKED, SAID), "message 1 has tools"),
+        (answer(rationale="hm"), "message 2 has rationale"),
+        (answer(channel="analysis"), "message 2 has channel: 'analysis'"),
+        (answer(reasoning_content="a", content=[{"type": "thinking", "thinking": "b"}, {"text": "Me."}]), "two kinds"),
         ({"instruction": "i", "input": "x", "output": 3}, "other than text"),
     ],
 )  # fmt: skip
@@ -160,7 +170,8 @@ def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row
         talk(ASKED, {"role": "assistant", "content": None, "refusal": "Me."}),
         talk(ASKED, {**SAID, "refusal": None, "audio": None, "mask": None}, images=[], audio=None),
         talk({**ASKED, "parts": [{"type": "text", "text": "Who?"}]}, {**SAID, "text": "Me."}),
-        answer(finish_reason="stop", constraints="none", model="m"),
+        answer(finish_reason="stop", constraints="none", model="m", channel="final"),
+        talk(ASKED, SAID, train_loss=0.5, num_images=0, weights_kg=None, split="train", functions_used="f"),
     ],
 )
 def test_row_with_the_same_content_twice_or_with_other_facts_is_read(row):
@@ -174,6 +185,7 @@ def test_row_with_the_same_content_twice_or_with_other_facts_is_read(row):
         ([{**ASKED, "tool_call_id": "x"}, SAID, {"role": "tool", "content": "r", "name": "f"}],
          ["tool_call_id of messages"]),
         ({"instruction": "i", "input": "", "output": "o", "context": "c"}, ["context"]),
+        (talk(ASKED, SAID, instruction="Be brief", input="x"), ["instruction", "input"]),
         (talk(ASKED, SAID, tools=[TOOL], system="s", weights=[1], chat_template_kwargs={"a": 1}), []),
     ],
 )  # fmt: skip
