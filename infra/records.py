@@ -137,9 +137,12 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+IN_QUERY = ("key", "proxy", "certificate", "agent")
+
+
 @dataclass(frozen=True)
 class Address:
-    """SSH address of a pod, with a folder. As text: ssh://user@host:port/folder?key=/path&proxy=command."""
+    """SSH address of a pod, with a folder. As text: ssh://user@host:port/folder?key=/path&proxy=command and so on."""
 
     user: str
     host: str
@@ -147,6 +150,8 @@ class Address:
     key: str  # path of the private key on this machine
     folder: str  # absolute, on the pod
     proxy: str = ""  # shell command with the connection as stdin and stdout, like ProxyCommand; "" = direct
+    certificate: str = ""  # path of a certificate of the key; "" = the certificate beside the key, if any
+    agent: str = ""  # path of the socket of an ssh-agent; "" = SSH_AUTH_SOCK
 
     def __post_init__(self) -> None:
         for name in ("user", "host"):  # both appear on the command line of the system's ssh
@@ -159,7 +164,7 @@ class Address:
             raise ValueError(f"{self.folder!r} is not an absolute path of a folder")
 
     def __str__(self) -> str:
-        parts = [f"{name}={quote(value)}" for name, value in (("key", self.key), ("proxy", self.proxy)) if value]
+        parts = [f"{name}={quote(value)}" for name in IN_QUERY if (value := getattr(self, name))]
         query = f"?{'&'.join(parts)}" if parts else ""
         return f"ssh://{quote(self.user)}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{query}"
 
@@ -174,10 +179,10 @@ class Address:
         parts = urlsplit(text)
         if parts.scheme != "ssh":
             raise ValueError(f"{text!r} is not an address; expected ssh://user@host:port/folder?key=/path")
-        key, proxy = (parse_qs(parts.query).get(name, [""])[0] for name in ("key", "proxy"))
+        more = {name: parse_qs(parts.query).get(name, [""])[0] for name in IN_QUERY}
         user, host = unquote(parts.username or ""), parts.hostname or ""
         port = 22 if parts.port is None else parts.port
-        return Address(user=user, host=host, port=port, key=key, folder=unquote(parts.path), proxy=proxy)
+        return Address(user=user, host=host, port=port, folder=unquote(parts.path), **more)
 
 
 @dataclass(frozen=True)

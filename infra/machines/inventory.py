@@ -277,12 +277,13 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
 
     A port in the entry overrides both sources.
     """
-    port, config, proxy = whole_of(said, "port", 1, 65535), ssh / "config", ""
+    port, config, more = whole_of(said, "port", 1, 65535), ssh / "config", dict[str, str]()
     user, named = text_of(said, "user"), text_of(said, "identity_file")
     keys = (Path(os.path.expanduser(named)),) if named else tuple(ssh / name for name in KEY_NAMES)
     if said["ip"] in known or ssh_include.has_patterns(config) and shutil.which("ssh"):
         found = ssh_include.resolve(said["ip"], config, port)
-        host, port, proxy = found.host, found.port, found.proxy
+        host, port = found.host, found.port
+        more = {"proxy": found.proxy, "certificate": found.certificate, "agent": found.agent}
         user = found.user if said["ip"] in known or not user else user
         keys = (*found.keys, *keys) if said["ip"] in known or not named else keys
     else:
@@ -296,7 +297,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
     refuse_readable(key)
     if not _USER.fullmatch(user) or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
-    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/", proxy=proxy)
+    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/", **more)
 
 
 def refuse_readable(key: Path) -> None:

@@ -25,7 +25,7 @@ from paramiko.message import Message
 from infra.errors import AuthError
 from infra.records import Address, bracketed
 from infra.transport.host_keys import HostKeyMismatch, PinFirstKey, check_key, pinned
-from infra.transport.private_keys import held_by_agent
+from infra.transport.private_keys import key_of
 from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
 
 PING_S = 3.0
@@ -99,8 +99,8 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         if self.is_connected:
             return None
         check_key(self.address)
-        if (held := held_by_agent(Path(self.address.key))) is not None:
-            self.connect_kwargs |= {"pkey": held, "key_filename": None}
+        if (key := key_of(self.address)) is not None:
+            self.connect_kwargs |= {"pkey": key, "key_filename": None}
         pin = pinned(self.known_hosts)
         if pin is not None:
             name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"

@@ -1,48 +1,70 @@
 """Private keys that only an ssh-agent can use: with a passphrase, of a security device, or given by the public key.
 
-    path of a private key  ->  `held_by_agent`: the agent's key, or None for a key that the file alone gives
+    address  ->  `key_of`: the agent's key, a key with a certificate elsewhere, or None for a key that paramiko reads
 
 The public part of a key decides which key of the agent is used: no other key of the agent is offered to a machine.
 """
 
 import base64
+import contextlib
 import shlex
+import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from infra.records import Address
 
 MAGIC = b"openssh-key-v1\0"
 LOCKED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")  # PKCS 8, and PEM of older releases
 KEY_BYTES = 64 << 10  # a private key is smaller
 
 
-def held_by_agent(path: Path) -> Any:
-    """Return the `paramiko.AgentKey` for a key that only an agent can use; None for other keys.
+def key_of(address: Address) -> Any:
+    """Return the `paramiko.PKey` for a key that only an agent can use, or that has a certificate in another place.
 
-    The key has the certificate beside its file. Raises UsageError if such a key is not in the ssh-agent.
+    Return None for other keys. Raises UsageError if the key is not in the ssh-agent, or does not fit the certificate.
     """
-    reason = why_agent(path)
-    if not reason:
+    path, certificate = Path(address.key), address.certificate
+    if not (reason := why_agent(path)) and not certificate:
         return None
-    from paramiko import Agent
+    from paramiko import PKey, SSHException, UnknownKeyType
 
-    blob = public_blob(path)
-    found = next((one for one in Agent().get_keys() if one.asbytes() == blob), None)
     private = path.with_suffix("") if is_public(path) else path
-    if found is None:
-        raise UsageError(
-            f"the private key {path} {reason}, and the ssh-agent of this machine does not hold the key; run: ssh-add "
-            f"{shlex.quote(str(private))}"
-        )
-    certificate = path.with_name(f"{private.name}-cert.pub")  # of a key in a file, paramiko finds it by itself
-    if certificate.is_file():
-        try:
-            found.load_certificate(str(certificate))
-        except ValueError as error:
-            raise UsageError(f"the certificate {certificate} does not fit the key {path}: {error}") from None
+    found: Any = None
+    if reason:
+        beside, blob = path.with_name(f"{private.name}-cert.pub"), public_blob(path)
+        certificate = certificate or (str(beside) if beside.is_file() else "")
+        found = next((one for one in _agent_keys(address.agent) if one.asbytes() == blob), None)
+        if found is None:
+            place = f"SSH_AUTH_SOCK={shlex.quote(address.agent)} " if address.agent else ""
+            raise UsageError(
+                f"the private key {path} {reason}, and the ssh-agent {address.agent or 'of this machine'} does not "
+                f"hold the key; run: {place}ssh-add {shlex.quote(str(private))}"
+            )
+    try:
+        found = PKey.from_path(path) if found is None else found
+        if certificate:
+            found.load_certificate(certificate)
+    except (OSError, ValueError, SSHException, UnknownKeyType) as error:
+        raise UsageError(f"the certificate {certificate} does not fit the key {path}: {error}") from None
     return found
+
+
+def _agent_keys(place: str) -> Sequence[Any]:
+    """Return the keys of the agent at a socket; "" = SSH_AUTH_SOCK."""
+    from paramiko.agent import Agent, AgentSSH
+
+    if not place:
+        return Agent().get_keys()
+    agent = AgentSSH()
+    link = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):  # no agent answers here: no keys
+        link.connect(place)
+        agent._connect(link)
+    return agent.get_keys()
 
 
 def why_agent(path: Path) -> str:

@@ -195,10 +195,13 @@ class Ssh:
         """Return the OpenSSH options to restrict a session to this machine, without forwarding."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
         proxy = {"ProxyCommand": self.address.proxy.replace("%", "%%")} if self.address.proxy else {}
+        certificate = self.address.certificate.replace("%", "%%")
+        agent = self.address.agent.replace("%", "%%") if why_agent(Path(self.address.key)) else "none"
         return {
             **proxy,
             "IdentitiesOnly": "yes",
-            **({} if why_agent(Path(self.address.key)) else {"IdentityAgent": "none"}),
+            **({"CertificateFile": f'"{certificate}"'} if certificate else {}),
+            **({"IdentityAgent": f'"{agent}"'} if agent else {}),
             "StrictHostKeyChecking": "yes",
             "HostKeyAlias": ALIAS,
             "UserKnownHostsFile": f'"{pins}"',

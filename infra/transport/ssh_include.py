@@ -154,7 +154,10 @@ def _quoted(path: Path) -> str:
 
 
 # Keys of the ssh configuration that decide how a host is reached.
-DECIDING = {"hostname", "user", "port", "identityfile", "proxyjump", "proxycommand", "canonicalizehostname"}
+DECIDING = {
+    *("hostname", "user", "port", "identityfile", "proxyjump", "proxycommand", "canonicalizehostname"),
+    *("certificatefile", "identityagent"),
+}
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,9 @@ class Resolved:
     user: str
     port: int
     keys: tuple[Path, ...]  # in order of preference; may not exist
-    proxy: str = ""  # see `Address.proxy`
+    proxy: str = ""  # see `Address`
+    certificate: str = ""
+    agent: str = ""
 
 
 def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[str]:
@@ -227,8 +232,15 @@ def resolve(alias: str, config: Path, port: int | None = None) -> Resolved:
     tokens = {"%%": "%", "%h": host, "%p": values["port"], "%r": user, "%n": alias}
     own = {"%d": str(Path.home()), "%u": getpass.getuser(), "%i": str(os.getuid()), "%l": local}
     own |= {"%L": local.partition(".")[0], "%k": values.get("hostkeyalias", alias)}
-    keys = (os.path.expandvars(_expand(value, tokens | own)) for key, value in said if key == "identityfile")
-    found = Resolved(host, user, port, tuple(Path(os.path.expanduser(one)) for one in keys))
+
+    def paths(name: str) -> list[str]:
+        written = [_expand(value, tokens | own) for key, value in said if key == name]
+        return [os.path.expanduser(os.path.expandvars(one)) for one in written]
+
+    agent = next((one for one in paths("identityagent") if one != "SSH_AUTH_SOCK"), "")
+    certificate = next(filter(os.path.isfile, paths("certificatefile")), "")
+    keys = tuple(map(Path, paths("identityfile")))
+    found = Resolved(host, user, port, keys, certificate=certificate, agent=agent)
     if values.get("proxyjump", "none") != "none":
         return replace(found, proxy=_jump(values["proxyjump"], found, config))
     if values.get("proxycommand", "none") == "none":

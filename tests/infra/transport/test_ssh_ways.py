@@ -12,7 +12,8 @@ import pytest
 
 from infra.errors import AuthError, UsageError
 from infra.machines import inventory
-from infra.transport.private_keys import held_by_agent, public_blob, why_agent
+from infra.records import Address
+from infra.transport.private_keys import key_of, public_blob, why_agent
 from infra.transport.protocol import Unreachable
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
@@ -99,7 +100,11 @@ def test_a_key_with_a_passphrase_is_used_from_the_agent_alone(sshd, tmp_path, ag
     line = ["ssh-keygen", "-q", "-t", kind.partition("-")[0], *form, "-C", ""]
     subprocess.run([*line, "-N", WORDS, "-f", key], check=True)
     subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", other], check=True)
-    assert why_agent(key) == "has a passphrase" and why_agent(other) == "" and held_by_agent(other) is None
+    assert (
+        why_agent(key) == "has a passphrase"
+        and why_agent(other) == ""
+        and key_of(replace(sshd.address, key=str(other))) is None
+    )
     assert public_blob(key) and public_blob(key) != public_blob(other)
     agent(other)
     with (
@@ -159,3 +164,41 @@ def test_a_certificate_beside_a_key_is_used(tmp_path, agent, words):
             line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
             done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             assert done.stdout == "by ssh\n", done.stderr
+
+
+@pytest.mark.day_cases(1)
+@pytest.mark.parametrize("words", [WORDS, ""], ids=["passphrase", "plain"])
+def test_certificate_and_agent_of_the_ssh_configuration_are_used(tmp_path, agent, monkeypatch, words):
+    key, authority, ssh = tmp_path / "signed", tmp_path / "authority", tmp_path / ".ssh"
+    for path, secret in ((key, words), (authority, "")):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", secret, "-f", path], check=True)
+    with loopback(tmp_path, options=["-o", f"TrustedUserCAKeys={authority}.pub"]) as host:
+        sign = ["ssh-keygen", "-q", "-s", authority, "-I", "test", "-n", host.address.user, f"{key}.pub"]
+        subprocess.run(sign, check=True)
+        ssh.mkdir()
+        Path(f"{key}-cert.pub").rename(ssh / "my certificate.pub")
+        if words:
+            agent(key)
+        monkeypatch.setenv("OTHER_AGENT", os.environ["SSH_AUTH_SOCK"])
+        monkeypatch.delenv("SSH_AUTH_SOCK")
+        (ssh / "config").write_text(
+            f'Host *\n  CertificateFile {ssh}/absent.pub\n  CertificateFile "{ssh}/my certificate.pub"\n'
+            f"  IdentityAgent $OTHER_AGENT\n"
+            f"Host signed\n  HostName {host.address.host}\n  Port {host.address.port}\n  User {host.address.user}\n"
+            f"  IdentityFile {key}\n"
+        )
+        found = inventory.address_of({"ip": "signed"}, ssh, {"signed"})
+        assert Address.parse(str(found)) == found and found.certificate == f"{ssh}/my certificate.pub"
+        with reach(found, tmp_path) as machine:
+            assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
+            line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
+            done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            assert done.stdout == "by ssh\n", done.stderr
+        with pytest.raises(AuthError), reach(found, tmp_path, certificate="") as machine:
+            machine.run(["true"], timeout_s=60.0)
+        if words:
+            absent = (
+                f"ssh-agent {tmp_path}/gone does not hold the key; run: SSH_AUTH_SOCK={tmp_path}/gone ssh-add {key}"
+            )
+            with pytest.raises(UsageError, match=absent), reach(found, tmp_path, agent=f"{tmp_path}/gone") as machine:
+                machine.run(["true"], timeout_s=60.0)
