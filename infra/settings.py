@@ -333,14 +333,14 @@ def read_dotenv(path: Path) -> dict[str, str]:
     from dotenv.variables import Variable, parse_variables
 
     try:
-        bindings = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8"))))
+        bindings = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8-sig"))))
         mode = path.stat().st_mode & 0o777
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f".env: {error}") from error
     read: dict[str, str] = {}
     for one in bindings:
         line = one.original.line + len(one.original.string) - len(one.original.string.lstrip("\r\n"))
-        if one.error or (one.key and one.value is None):
+        if one.error or one.key and (one.value is None or "\0" in one.value or not one.key.isidentifier()):
             _warn(f"{path}: line {line} is left out: expected NAME=value")
         elif one.key and one.value is not None:
             known = {**os.environ, **read}

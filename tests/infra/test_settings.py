@@ -92,7 +92,7 @@ def test_a_number_of_tokens_is_not_a_secret():
 def test_dotenv_keeps_single_quoted_text_and_reports_an_unknown_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("KNOWN", "seen")
     lines = ("A='${KNOWN} #1'", 'B="${KNOWN}/x"', "C=${KNOWN}${B}", "D=${OTHER:-usual}", "export E=a${MISSING}b # why")
-    (tmp_path / ".env").write_text("\n".join((*lines, "F='it is $9'")))
+    (tmp_path / ".env").write_text("\ufeff" + "\n".join((*lines, "F='it is $9'")))
     with pytest.warns(settings.SettingsWarning, match=r"line 5: \$\{MISSING\} is not set, and counts as empty"):
         read = settings.read_dotenv(tmp_path / ".env")
     wanted = {"A": "${KNOWN} #1", "B": "seen/x", "C": "seenseen/x", "D": "usual", "E": "ab", "F": "it is $9"}
@@ -200,14 +200,15 @@ def test_the_example_file_names_every_variable_read_by_our_programs():
 
 def test_an_invalid_line_is_skipped_and_reported_once_with_its_file(tmp_path, recwarn):
     text = (
-        "\n# c\n\nthis is broken\nHF_TOKEN=abc\nexport A\nexport SLIPWAY_PROFILE=tiny\n\n\nLIUM_API_KEY: x\n\nY='open\n"
+        "\n# c\n\nthis is broken\nHF_TOKEN=abc\nexport A\nexport SLIPWAY_PROFILE=tiny\n\nB=a\0b\nLIUM_API_KEY: x\n"
+        "$env:A='1'\nY='open\n"
     )
     (tmp_path / ".env").write_text(text)
     (tmp_path / ".env").chmod(0o600)
     for _ in range(3):
         read = Settings.load(tmp_path, environ={})
     assert (read.profile, read.hf_token, read.lium_api_key) == ("tiny", "abc", "")
-    said = [f"{tmp_path}/.env: line {line} is left out: expected NAME=value" for line in (4, 6, 10, 12)]
+    said = [f"{tmp_path}/.env: line {line} is left out: expected NAME=value" for line in (4, 6, 9, 10, 11, 12)]
     assert [str(one.message) for one in recwarn] == said
 
 
