@@ -100,7 +100,11 @@ REPORTS = {
     "t-11": Report(
         "numbers in bold, with units, currencies and separators",
         "right answers scored 0, wrong ones 1",
-        ("trainer/rewards/test_variants.py::test_number_is_right", "trainer/rewards/test_variants.py::test_latex"),
+        (
+            "trainer/rewards/test_variants.py::test_number_is_right",
+            "trainer/rewards/test_variants.py::test_latex",
+            "trainer/rewards/test_variants.py::test_drawn_latex",
+        ),
     ),
     "t-13": Report(
         "U+2028, U+0085 and a byte order mark in a question file",

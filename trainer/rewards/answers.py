@@ -46,7 +46,7 @@ PART_OF_A_WORD = re.compile(
 )
 # A variable, a power or a part of one next to the number belongs to the value. Units such as 18 m do not.
 GOES_ON = re.compile(
-    r" *[*^=+]| */ *(?![A-Za-z ])| *-(?![A-Za-z])|[abeijnpqrtuvwxyz](?![A-Za-z])| *(?:\\pi|\u03c0)"
+    r" *[*^=+]| */ *(?![A-Za-z ])| *-(?![A-Za-z])|[eijnqruvwxyz](?![A-Za-z])| *(?:\\pi|\u03c0)"
     r"| (?:squared|cubed)\b| and (?:a|one|two|three) (?:half|third|quarter|fourth|fifth)"
 )
 
