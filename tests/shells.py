@@ -31,6 +31,11 @@ SHELLS = {
     "bash with two lines": LoginShell("bash", {".bashrc": f"{HELLO}\necho 12345"}, says="12345"),
     "bash that repeats": LoginShell("bash", {".bashrc": "set -xv; echo on"}, says="on"),
     "bash with colours": LoginShell("bash", {".bashrc": "printf '\\033]0;title\\007\\033[31mred\\n'"}, says="red"),
+    "bash with traps": LoginShell(
+        "bash",
+        {".bashrc": "trap 'echo bye 77' EXIT; trap 'echo dbg 5' DEBUG; set -u; cd /usr; sleep 9 &"},
+        says="dbg 5",
+    ),
     "fish that greets": LoginShell("fish", {".config/fish/config.fish": "echo Welcome to fish\n"}, says="Welcome"),
     "zsh that greets": LoginShell("zsh", {".zshenv": "echo zsh says hello\n"}, says="zsh says hello"),
     "tcsh": LoginShell("tcsh"),

@@ -18,6 +18,7 @@ from infra.transport.streams import CHUNK, KeptStream, StreamEnd
 
 ENDED_S = 2.0  # seconds from the end of the output to the exit status
 KILL_S = 2.0
+BEGIN_S, TICK_S = 5.0, 0.1
 # Kill the process group of shell $1. A shell started by a wrapper leads no group: kill the shell and all descendants
 # instead.
 KILL = """
@@ -102,7 +103,19 @@ def begin(link: Link, channel: Any, frame: Frame, script: str, pieces: Iterable[
     """Start a script between the marks of the frame and return the pieces to send to stdin."""
     line = login_line(frame.wrap(script))
     link.send(channel, "exec", line.line)
+    pieces = _after_begin(frame, channel, pieces) if pieces != () else ()
     return itertools.chain([line.head], pieces) if line.head else pieces
+
+
+def _after_begin(frame: Frame, channel: Any, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces after the script has begun: a start-up file of the login shell may read stdin.
+
+    A wrapper may hold back the output until the command ends, so the wait ends after BEGIN_S.
+    """
+    deadline = time.monotonic() + BEGIN_S
+    while not frame.has_begun.wait(TICK_S) and not channel.closed and time.monotonic() < deadline:
+        pass
+    yield from pieces
 
 
 def kill(link: Link, process: int | None) -> None:

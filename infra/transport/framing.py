@@ -8,6 +8,7 @@ commands prints no mark. The script's shell reports its process id and exit code
 
 import re
 import secrets
+import threading
 from dataclasses import dataclass, field
 
 TALK_BYTES = 1 << 20  # limit before the first mark
@@ -36,6 +37,8 @@ class Frame:
 
     begin: str = field(default_factory=lambda: secrets.token_hex(16))
     end: str = field(default_factory=lambda: secrets.token_hex(16))
+    has_begun: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    """Set after the first mark of stdout has arrived."""
 
     @property
     def opening(self) -> str:
@@ -49,7 +52,7 @@ class Frame:
     @property
     def stdout(self) -> "FramedStream":
         """Return a reader for stdout."""
-        return FramedStream(self.begin, self.end)
+        return FramedStream(self.begin, self.end, self.has_begun)
 
     @property
     def stderr(self) -> "FramedStream":
@@ -74,7 +77,8 @@ def login_line(script: str) -> RemoteLine:
 class FramedStream:
     """A reader of a stream that accepts pieces and returns the bytes between the marks."""
 
-    def __init__(self, begin: str, end: str) -> None:
+    def __init__(self, begin: str, end: str, has_begun: threading.Event | None = None) -> None:
+        self._has_begun = has_begun or threading.Event()
         self._begin, self._end = begin.encode(), end.encode()
         self._held = b""
         self._exit_code: int | None = None
@@ -113,6 +117,7 @@ class FramedStream:
             return False
         self._number = self._held[at + len(self._begin) : line].strip()
         self._held, self.is_open = self._held[line + 1 :], True
+        self._has_begun.set()
         return True
 
     def _payload(self) -> bytes:

@@ -15,9 +15,10 @@ from infra.transport import framing, group_run, large_files, rsync
 from infra.transport.protocol import Meter, Result, TimedOut
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
+from tests.hosts import loopback
 from tests.needs import needs
 from tests.processes import is_running
-from tests.shells import SHELLS, machine
+from tests.shells import ASKED, SHELLS, machine
 from tests.world import until
 
 pytestmark = pytest.mark.process
@@ -202,3 +203,13 @@ def test_a_shell_with_endless_output_is_named(tmp_path):
         said = "prints without end; it printed: hello hello"
         with Ssh(host.address, tmp_path / "pins") as pod, pytest.raises(SlipwayError, match=said):
             pod.run(["true"], timeout_s=60)
+
+
+def test_a_start_up_file_that_reads_stdin_takes_no_data(tmp_path):
+    with loopback(tmp_path, "OMP_NUM_THREADS=1", options=["-o", f"ForceCommand=exec {ASKED}"]) as host:
+        (host.folder / ".bashrc").write_text("read -r -t 0.2 one; echo read:$one\n")
+        with Ssh(host.address, tmp_path / "pins/known_hosts") as pod:
+            done = pod.run(["cat"], stdin=b"one\ntwo\n", timeout_s=60.0, env={"A": "b"})
+            assert (done.exited, done.stdout) == (0, "one\ntwo\n") and b"read:" in pod.shell_banner
+            pod.put(b"three\n", tmp_path / "file")
+            assert (tmp_path / "file").read_bytes() == b"three\n"
