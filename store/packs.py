@@ -11,8 +11,6 @@ module and each `pack.py`, and no other module of a pack.
 import functools
 import importlib
 import json
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,7 +224,6 @@ def installed() -> Mapping[str, Pack]:
 
 def _record_of(path: Path) -> Pack:
     """Return the record in a `pack.py`. Exit with the failing line of the file: every command needs the record."""
-    at = str(path)
     try:
         pack = load(f"packs.{path.parent.name}.pack:PACK")
         if not isinstance(pack, Pack) or pack.name != path.parent.name:
@@ -235,10 +232,9 @@ def _record_of(path: Path) -> Pack:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # including SystemExit
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == at]
-        line = error.lineno if isinstance(error, SyntaxError) and error.filename == at else [1, *lines][-1]
-        print(f"inv: {at}:{line}: {type(error).__name__}: {error}; or remove the folder", file=sys.stderr)
-        sys.exit(2)
+        from store.broken_pack import explain
+
+        raise SystemExit(explain(path, error)) from None
 
 
 def load(where: str) -> Any:

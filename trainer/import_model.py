@@ -26,7 +26,7 @@ from data.tokens.chat_template import Dialogue
 from data.tokens.tokenizer import SPECIALS
 from data.tokens.untrusted import limited_tokenizer, sentencepiece_file
 from store import packs, untrusted_input
-from store.artifacts import model_files, sentencepiece, vocabulary
+from store.artifacts import model_files, sentencepiece, tokenizer_files, vocabulary
 from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
@@ -40,7 +40,7 @@ WORDS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     "generation_config.json",
 )
-TEMPLATES = (model_files.TEMPLATE_FILE, f"{model_files.TEMPLATE_FOLDER}/*{model_files.TEMPLATE_SUFFIX}")
+TEMPLATES = (tokenizer_files.TEMPLATE_FILE, f"{tokenizer_files.TEMPLATE_FOLDER}/*{tokenizer_files.TEMPLATE_SUFFIX}")
 PIECES = (sentencepiece.FILE, vocabulary.ADDED)
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS, *PIECES, *TEMPLATES)
 PROBE = (
@@ -157,7 +157,7 @@ def own_words(source: Path, folder: Path) -> Path:
         for name in (*WORDS[1:], *PIECES, "config.json"):
             if (source / name).is_file():
                 shutil.copyfile(model_files.held(source, name), folder / name)
-        model_files.copy_template_files(source, folder)
+        tokenizer_files.copy_template_files(source, folder)
         sentencepiece_file.write(folder)
     except (untrusted_input.UnusableDocument, InputError) as error:
         raise Refused(f"{source / sentencepiece.FILE}: {error}") from None
@@ -179,7 +179,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         except untrusted_input.UnusableDocument as error:
             raise Refused(f"{source / name}: {error}") from None
     try:
-        model_files.copy_template_files(source, folder)
+        tokenizer_files.copy_template_files(source, folder)
     except untrusted_input.UnusableDocument as error:
         raise Refused(str(error)) from None
     path = folder / "tokenizer.json"
@@ -187,10 +187,10 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     kept = tokenizers.load(folder)
     is_same = kept.encode(PROBE) == kept.reference_ids(PROBE, special=False)
     if kept.has_pieces and kept.chat is not None:
-        config = model_files.load_if_present(folder, model_files.TOKENIZER_CONFIG)
+        config = tokenizer_files.load_if_present(folder, tokenizer_files.TOKENIZER_CONFIG)
         config = {name: one for name, one in config.items() if name != "auto_map"}
         made = json.dumps({**config, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=1)
-        (folder / model_files.TOKENIZER_CONFIG).write_text(made, encoding="utf-8")
+        (folder / tokenizer_files.TOKENIZER_CONFIG).write_text(made, encoding="utf-8")
         talk = Dialogue(TALK)
         kept.inner.encode_special_tokens = False
         whole = kept.inner.encode(kept.chat.text(talk), add_special_tokens=False).ids

@@ -29,7 +29,7 @@ from data.tokens.untrusted.component_check import find_unknown_component
 from data.tokens.untrusted.patterns import PATTERN as PATTERN
 from store import untrusted_input
 from store.artifacts import sentencepiece
-from store.artifacts.model_files import load_if_present, named_tokens, templates_of
+from store.artifacts.tokenizer_files import load_if_present, named_tokens, templates_of
 
 if TYPE_CHECKING:
     import fastokens

@@ -11,7 +11,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from store.artifacts import model_files, vocabulary
 from store.artifacts.artifacts import Store
-from store.artifacts.model_files import template_of
+from store.artifacts.tokenizer_files import template_of
 from store.manifest import Artifact
 from trainer.model.huggingface import model_config
 from trainer.plan import profile_named

@@ -16,9 +16,9 @@ from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import packs, untrusted_input
-from store.artifacts import model_files, sentencepiece, vocabulary
+from store.artifacts import model_files, sentencepiece, tokenizer_files, vocabulary
 from store.artifacts.artifacts import Store
-from store.artifacts.model_files import TOKENIZER_CONFIG, default_template, templates_in, templates_of
+from store.artifacts.tokenizer_files import TOKENIZER_CONFIG, default_template, templates_in, templates_of
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.plan import IMPORTED
@@ -85,8 +85,8 @@ def import_from_folder(init: str) -> ImportSpec:
     try:
         templates = templates_of(folder) if file else {}
         for name in (vocabulary.GENERATION, vocabulary.NAMED) if file else ():
-            model_files.load_if_present(folder, name)
-        named = model_files.named_tokens(folder) if file else {}
+            tokenizer_files.load_if_present(folder, name)
+        named = tokenizer_files.named_tokens(folder) if file else {}
     except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(default_template(templates))
@@ -198,13 +198,13 @@ def import_from_hub(init: str, settings: Settings) -> ImportSpec:
     own_chat = False
     if file:
         config = json_of(TOKENIZER_CONFIG)
-        paths = model_files.template_paths(names)
+        paths = tokenizer_files.template_paths(names)
         templates = {name: text_of(path) for name, path in paths.items()} or templates_in(config)
         own_chat = is_foreign(default_template(templates))
         raw = content_of(f"{repo}/resolve/{commit}/{file}", init, settings)
         has_pieces = checked_tokenizer(init, file, raw, own_chat)
         json_of(vocabulary.GENERATION)
-        named = model_files.named_in(config, lambda: json_of(vocabulary.NAMED))
+        named = tokenizer_files.named_in(config, lambda: json_of(vocabulary.NAMED))
     if own_chat:
         refuse_templates(init, templates, named, file, raw)
     return ImportSpec(

@@ -18,7 +18,7 @@ from typing import Any
 
 from data.config import ENDS_ANSWER
 from infra.errors import SlipwayError, UsageError
-from store.artifacts import model_files
+from store.artifacts import tokenizer_files
 from trainer.evaluation.intervals import Z
 
 METRICS = ("acc_norm,none", "acc,none", "exact_match,strict-match", "exact_match,none", "f1,none")
@@ -68,8 +68,8 @@ def as_asked_here(folder: Path, as_text: bool) -> list[str]:
     """
     if not as_text:
         return ["--apply_chat_template"]
-    ours = ENDS_ANSWER in model_files.template_of(folder)
-    bos = model_files.load_if_present(folder, model_files.TOKENIZER_CONFIG).get("bos_token") if ours else None
+    ours = ENDS_ANSWER in tokenizer_files.template_of(folder)
+    bos = tokenizer_files.load_if_present(folder, tokenizer_files.TOKENIZER_CONFIG).get("bos_token") if ours else None
     return ["--system_instruction", bos] if isinstance(bos, str) else []
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from store.artifacts.model_files import template_of
+from store.artifacts.tokenizer_files import template_of
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 from store.untrusted_input import UnusableDocument
 
@@ -67,8 +67,8 @@ def answer_end(render: Callable[[Messages, bool], str]) -> str:
 def problem(source: str, named: Mapping[str, str], added: Collection[str] | None) -> str:
     """Return why a model with this chat template cannot be imported, or "".
 
-    named: texts of the named tokens, as `model_files.named_tokens` returns them. added: texts of the added tokens, or
-    None if unknown.
+    named: texts of the named tokens, as `tokenizer_files.named_tokens` returns them. added: texts of the added
+    tokens, or None if unknown.
     """
     template, given = Template(source), {**named, "tools": None, "documents": None}
 

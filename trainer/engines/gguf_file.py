@@ -21,7 +21,7 @@ import numpy as np
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from store import local_files, packs
-from store.artifacts import model_files, vocabulary
+from store.artifacts import model_files, tokenizer_files, vocabulary
 from store.untrusted_input import UnusableDocument
 from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
@@ -177,7 +177,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     writer.add_eos_token_id(words.special(END))
     writer.add_pad_token_id(words.special(END))
     writer.add_add_bos_token(False)  # the chat template starts with BOS
-    if template := model_files.template_of(folder):
+    if template := tokenizer_files.template_of(folder):
         writer.add_chat_template(template)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data.config import ConfigError
 from data.tokens import tokenizer as tokenizers
-from store.artifacts import model_files, vocabulary
+from store.artifacts import model_files, tokenizer_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
 from store.untrusted_input import UnusableDocument
 from trainer import tensor_file
@@ -66,7 +66,7 @@ def write(
         if (tokenizer / name).exists():
             shutil.copyfile(_held(tokenizer, name), folder / name)
     try:
-        model_files.copy_template_files(tokenizer, folder)
+        tokenizer_files.copy_template_files(tokenizer, folder)
     except UnusableDocument as error:
         raise Refused(str(error)) from None
     write_weights(folder, weights, dtype)

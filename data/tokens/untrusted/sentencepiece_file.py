@@ -8,7 +8,7 @@ from typing import Any
 from data.errors import InputError
 from store import untrusted_input
 from store.artifacts import sentencepiece, vocabulary
-from store.artifacts.model_files import SPECIAL_MAP, TOKENIZER_CONFIG, load_if_present, named_tokens
+from store.artifacts.tokenizer_files import SPECIAL_MAP, TOKENIZER_CONFIG, load_if_present, named_tokens
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 # A piece of three bytes becomes an object, a key, and a pair of merges for each of its parts.

@@ -15,7 +15,7 @@ from data.chat.foreign_rows import parse_row
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
 from data.tokens.chat_template import Dialogue, is_learnt
-from store.artifacts.model_files import copy_template_files, template_files
+from store.artifacts.tokenizer_files import copy_template_files, template_files
 from tests.data.chat.templates import IM, MARKED, NAMED, QWEN25, TEMPLATES, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]

@@ -13,7 +13,7 @@ from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts import model_files
-from store.artifacts.model_files import named_tokens, template_of
+from store.artifacts.tokenizer_files import named_tokens, template_of
 from tests.data.chat.templates import IM, MARKED, QWEN25, write
 from tests.hub import FolderRepo, serving
 from tests.trainer.model.test_init import configured, foreign, gpt2_like
