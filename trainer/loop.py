@@ -169,7 +169,7 @@ class Training:
         saved = newest.tensors("rng") if newest else {}
         if not self.ranks.broadcast("cuda" in saved):  # saved on a CPU or by an older trainer
             rng.pop("cuda", None)
-        model, of_model = self.model.state_dict(), self.sharding
+        model, of_model = self.model.learning_state(), self.sharding
         if self.sharding.has_full_params:
             of_model = WHOLE
         else:
@@ -242,7 +242,7 @@ class Training:
 
     def _require_space(self) -> None:
         """Raise TrainerError on all processes before the first step if the disk cannot hold the checkpoints."""
-        model = {name: self.sharding.local_rows(one) for name, one in self.model.state_dict().items()}
+        model = {name: self.sharding.local_rows(one) for name, one in self.model.learning_state().items()}
         tensors = self._local_tensors({"model": model, "optimizer": self.optimizer.tensors()})
         sizes = self.ranks.all_gather(sum(one.nbytes for named in tensors.values() for one in named.values()))
         problem = ""
@@ -261,7 +261,7 @@ class Training:
         PeerLost.
         """
         self._collect(wait=True)
-        model = {name: self.sharding.local_rows(one) for name, one in self.model.state_dict().items()}
+        model = {name: self.sharding.local_rows(one) for name, one in self.model.learning_state().items()}
         problem = ""
         try:
             require_finite(self.step, model)

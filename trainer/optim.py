@@ -66,7 +66,7 @@ class Group:
 
 
 class Optimizer:
-    """The optimizer of a model: AdamW, and Muon for the matrices inside blocks if `muon_lr` is above 0.
+    """The optimizer of the learning parameters: AdamW, and Muon for matrices inside blocks if `muon_lr` is above 0.
 
     State tensors cover the rows of this process only: see `FsdpSharding`.
     Not a torch.optim.Optimizer: creating one imports PyTorch's compiler, which doubles the start time of the program.
@@ -74,7 +74,7 @@ class Optimizer:
 
     def __init__(self, model: Decoder, config: OptimizerConfig, sharding: FsdpSharding = WHOLE) -> None:
         self.config, self.dtype, self.sharding = config, model.compute_dtype, sharding
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.names = {one: name for name, one in model.named_parameters() if one.requires_grad}
         self.updates = 0
         rates = {"model.embed_tokens.weight": config.embed_lr, "lm_head.weight": config.head_lr}
         alike: dict[tuple[float, float], list[nn.Parameter]] = {}

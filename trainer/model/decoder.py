@@ -125,11 +125,11 @@ class _RMSNorm(torch.autograd.Function):
         return (wide * scale).mul_(weight).to(x.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         normed = x.float().mul(scale)
         product = grad.float().mul(normed)
-        weight_grad = product.flatten(0, -2).sum(dim=0)
+        weight_grad = product.flatten(0, -2).sum(dim=0) if ctx.needs_input_grad[1] else None
         shared = product.mul_(weight).mean(dim=-1, keepdim=True)
         x_grad = grad.float().mul(weight).sub_(normed.mul_(shared)).mul_(scale)
         return x_grad.to(x.dtype), weight_grad, None
@@ -312,6 +312,11 @@ class Decoder(nn.Module):
             cache.advance(ids.shape[1])
         last = self.model.norm(x)
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
+
+    def learning_state(self) -> dict[str, Tensor]:
+        """Return the parameters that learn, by name, detached: the part of the model in checkpoints."""
+        learning = {name for name, one in self.named_parameters() if one.requires_grad}
+        return {name: one for name, one in self.state_dict().items() if name in learning}
 
     def begin_step(self) -> None:
         """Refresh the cached 8-bit weights once per step; call before the first pass."""

@@ -65,9 +65,9 @@ class SummedCrossEntropy(torch.autograd.Function):
         """Return an fp32 scalar for hidden (N, d), head (V, d) and targets (N,), all counted."""
         weight = head.to(hidden.dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
-        grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad, head_learns = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[1]
         hidden_grad = torch.empty_like(hidden if grad else hidden[:0])
-        head_grad = torch.zeros_like(head if grad else head[:0], dtype=torch.float32)  # summed over slices
+        head_grad = torch.zeros_like(head if head_learns else head[:0], dtype=torch.float32)  # summed over slices
         part_of, rows = (of_slice_compiled() if shape.compiled else of_slice), ROWS_GPU if hidden.is_cuda else ROWS_CPU
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
@@ -76,11 +76,12 @@ class SummedCrossEntropy(torch.autograd.Function):
             total += nats
             if slope is not None:
                 hidden_grad[part] = slope @ weight
-                head_grad += slope.t() @ hidden[part]
+                if head_learns:
+                    head_grad += slope.t() @ hidden[part]
         ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))
         return total
 
     @staticmethod
-    def backward(ctx, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx, slope: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden_grad, head_grad = ctx.saved_tensors
-        return hidden_grad * slope, head_grad.mul_(slope), None, None
+        return hidden_grad * slope, head_grad.mul_(slope) if ctx.needs_input_grad[1] else None, None, None

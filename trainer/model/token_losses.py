@@ -60,11 +60,12 @@ class _TokenLogprobs(torch.autograd.Function):
         return found, entropy
 
     @staticmethod
-    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         """Return the gradient: d ln p_t / d logits = onehot_t - p."""
         hidden, head, targets, norms, *chances = ctx.saved_tensors
-        weight = head.to(hidden.dtype)
-        hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head, dtype=torch.float32)
+        weight, head_learns = head.to(hidden.dtype), ctx.needs_input_grad[1]
+        hidden_grad = torch.empty_like(hidden)
+        head_grad = torch.zeros_like(head, dtype=torch.float32) if head_learns else None
         for number, part in enumerate(slices(hidden)):
             scale = grad[part].unsqueeze(1) / ctx.temperature
             if chances:
@@ -77,7 +78,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 slope.mul_(1 - (logits / ctx.softcap).square())
             slope = slope.to(hidden.dtype)
             hidden_grad[part] = slope @ weight
-            head_grad += slope.t() @ hidden[part]
+            if head_grad is not None:
+                head_grad += slope.t() @ hidden[part]
         return hidden_grad, head_grad, None, None, None
 
 
@@ -132,9 +134,9 @@ class _CrossEntropyAndKL(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, other = head.to(hidden.dtype), teacher.head.to(teacher.hidden.dtype)
         nats, divergence = hidden.new_zeros((2,), dtype=torch.float32).unbind()
-        grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad, head_learns = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[1]
         hidden_grad = torch.empty_like(hidden if grad else hidden[:0])
-        head_grad = torch.zeros_like(head if grad else head[:0], dtype=torch.float32)
+        head_grad = torch.zeros_like(head if head_learns else head[:0], dtype=torch.float32)
         for part in slices(hidden):
             index = targets[part].unsqueeze(1)
             logits = capped(F.linear(hidden[part], weight).float(), softcap)  # (t, V)
@@ -153,7 +155,8 @@ class _CrossEntropyAndKL(torch.autograd.Function):
                     slope.mul_(1 - (logits / softcap).square())
                 slope = slope.to(hidden.dtype)
                 hidden_grad[part] = slope @ weight
-                head_grad += slope.t() @ hidden[part]
+                if head_learns:
+                    head_grad += slope.t() @ hidden[part]
         ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))
         total = weights[0] * nats + weights[1] * divergence
         ctx.mark_non_differentiable(nats, divergence)
@@ -162,4 +165,5 @@ class _CrossEntropyAndKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx, slope: Tensor, _nats: Tensor, _divergence: Tensor):
         hidden_grad, head_grad = ctx.saved_tensors
-        return hidden_grad * slope, head_grad.mul_(slope), None, None, None, None, None
+        of_head = head_grad.mul_(slope) if ctx.needs_input_grad[1] else None
+        return hidden_grad * slope, of_head, None, None, None, None, None

@@ -152,7 +152,8 @@ class Shared(FsdpSharding):
 
 def shard_optimizer_state(model: Decoder, ranks: Ranks) -> FsdpSharding:
     """Shard the optimizer state over all processes and register the gradient hooks of the model."""
-    units = [Unit(some) for some in _units(model) if some]
+    learning = ([one for one in some if one.requires_grad] for some in _units(model))
+    units = [Unit(some) for some in learning if some]
     cut = Shared(ranks.rank, ranks.size, units=units, owner={one: unit for unit in units for one in unit.parameters})
     its = weakref.ref(cut)  # a strong reference from the hook would form a cycle that is never freed
 
