@@ -20,9 +20,9 @@ from scripts.cli.flags import Output
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns, print_json
 from store import terminal
-from trainer import memory
 from trainer.config import PhaseConfig, Profile
-from trainer.memory import Fit
+from trainer.parallel import fitting
+from trainer.parallel.fitting import Fit
 from trainer.plan import profile_named
 
 GB = 10**9
@@ -53,7 +53,7 @@ def fit(spec: FitFlags) -> None:
         raise UsageError(f"--phase {spec.phase}: known: {', '.join(recipe.phases)}")
     config = recipe.phases[spec.phase]
     kinds = kinds_of(spec.gpu)
-    found = {kind.name: memory.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
+    found = {kind.name: fitting.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
     seen = offers_of(kinds, spec.num_gpus, settings)
     said = {
         kind.name: quotes.quote([config], kind.name, spec.num_gpus, seen.offers, settings, spec.nodes)

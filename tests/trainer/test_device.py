@@ -26,6 +26,7 @@ from trainer.evaluation import scores
 from trainer.model import export
 from trainer.model.decoder import Decoder
 from trainer.parallel import placement
+from trainer.parallel.fitting import advice
 from trainer.parallel.process_group import Ranks
 from trainer.records import phase_options
 from trainer.reporting.peak_flops import of_name
@@ -146,14 +147,14 @@ def test_full_gpu_ends_with_a_fitting_batch_size(monkeypatch):
     larger = float(re.search(r"a GPU with ([0-9.]+) GiB", said)[1])
     assert memory.estimate(config).total <= 0.85 * larger * 2**30
     assert "24.0 GiB" in said and "parallel=fsdp" not in said
-    assert "--set base.parallel=fsdp" in memory.advice(config, 24 << 30, "ddp", per_node=8)
+    assert "--set base.parallel=fsdp" in advice(config, 24 << 30, "ddp", per_node=8)
 
 
 def test_full_gpu_of_rl_reports_the_fitting_number_of_answers():
     config = recipes.PROFILES["runpod_1b"]().phases["rl"]
     rows, model = config.rl.side_by_side, config.model
     kept = 2 * 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * config.sequence_len
-    said = memory.advice(config, 24 << 30, "ddp")
+    said = advice(config, 24 << 30, "ddp")
     assert f"--set rl.rl.side_by_side={rows // 2} " in said
     assert f"{memory.gib(rows // 2 * kept)} instead of {memory.gib(rows * kept)}" in said
 

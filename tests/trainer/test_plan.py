@@ -14,10 +14,11 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, Request
 from store.manifest import kept_name
-from trainer import fingerprints, memory
+from trainer import fingerprints
 from trainer import plan as planning
 from trainer.config import ImportSpec
 from trainer.fingerprints import SENT, CheckoutCode, choices, differences
+from trainer.parallel import fitting
 from trainer.plan import TrainingRequest, estimates, nodes, recipe, resolve
 from trainer.plan.estimates import smallest_fitting_options
 from trainer.recipes import PROFILES
@@ -408,11 +409,11 @@ def test_plan_shows_the_distribution_of_a_model_over_several_gpus():
 def test_least_memory_of_a_phase_is_the_limit_of_inv_fit(profile, phase, num_gpus, nodes):
     config = PROFILES[profile]().phases[phase]
     least = estimates.min_gpu_bytes(config, num_gpus, nodes)
-    assert memory.largest(config, least, num_gpus, nodes).fits
-    assert not memory.largest(config, int(0.999 * least), num_gpus, nodes).fits
+    assert fitting.largest(config, least, num_gpus, nodes).fits
+    assert not fitting.largest(config, int(0.999 * least), num_gpus, nodes).fits
     fixed = replace(config, fit=False)
     assert estimates.min_gpu_bytes(fixed, num_gpus, nodes) >= least
-    assert memory.fits(fixed, estimates.min_gpu_bytes(fixed, num_gpus, nodes), num_gpus, nodes)
+    assert fitting.fits(fixed, estimates.min_gpu_bytes(fixed, num_gpus, nodes), num_gpus, nodes)
 
 
 def test_smallest_change_of_an_oversized_phase_fits_and_preserves_the_result_if_possible():

@@ -16,6 +16,7 @@ from tests.programs import source
 from tests.trainer.conftest import BASE, WAIT_S
 from trainer import memory, recipes
 from trainer.config import PhaseConfig, RecipeMachine
+from trainer.parallel import fitting
 from trainer.plan import load_persona, profile_named
 from trainer.recipes import PROFILES
 from trainer.records.model_config import ModelConfig
@@ -187,27 +188,27 @@ def test_unknown_profile_is_refused(tmp_path):
 def test_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not():
     base = PROFILES["runpod_1b"]().phases["base"]
     for gigabytes in (24, 48, 80, 141):
-        found = memory.largest(base, gigabytes * 10**9)
+        found = fitting.largest(base, gigabytes * 10**9)
         assert found.fits
         assert found.accumulation * found.config.micro_rows == base.rows
         assert found.memory == memory.estimate(found.config)
         assert found.memory.total <= memory.USABLE * gigabytes * 10**9
         larger = replace(found.config, micro_rows=2 * found.config.micro_rows)
         assert memory.estimate(larger).total > memory.USABLE * gigabytes * 10**9
-    assert found.config.micro_rows > memory.largest(base, 24 * 10**9).config.micro_rows
-    assert not memory.largest(PROFILES["runpod_4b"]().phases["base"], 48 * 10**9).fits
+    assert found.config.micro_rows > fitting.largest(base, 24 * 10**9).config.micro_rows
+    assert not fitting.largest(PROFILES["runpod_4b"]().phases["base"], 48 * 10**9).fits
 
 
 def test_model_too_large_for_one_gpu_is_sharded_over_several():
     base = PROFILES["runpod_4b"]().phases["base"]
-    assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 40, 80)] == ["fsdp", "fsdp", "ddp"]
-    two = memory.largest(base, 40 * 10**9, 8, 2)
+    assert [fitting.largest(base, size * 10**9, 8).parallel for size in (24, 40, 80)] == ["fsdp", "fsdp", "ddp"]
+    two = fitting.largest(base, 40 * 10**9, 8, 2)
     assert (two.parallel, two.gpus, two.memory) == ("hybrid", 16, memory.estimate(two.config, parts=8))
     assert two.accumulation * two.config.micro_rows * two.gpus == base.rows
-    assert not memory.largest(replace(base, parallel="ddp"), 40 * 10**9, 8).fits
+    assert not fitting.largest(replace(base, parallel="ddp"), 40 * 10**9, 8).fits
     for size in (24, 40, 80):  # A run decides like the forecast.
-        found = memory.largest(base, size * 10**9, 8)
-        assert memory.fastest_layout(found.config, size * 10**9, 8) == found.parallel
+        found = fitting.largest(base, size * 10**9, 8)
+        assert fitting.fastest_layout(found.config, size * 10**9, 8) == found.parallel
     shared = memory.estimate(base, sharers=8)
     sizes = [memory.estimate(base).total, shared.total, *(memory.estimate(base, parts=n).total for n in (2, 8))]
     assert sizes == sorted(sizes, reverse=True)

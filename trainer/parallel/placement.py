@@ -16,6 +16,7 @@ from trainer import memory
 from trainer.config import PhaseConfig
 from trainer.device import Machine
 from trainer.errors import OutOfMemory, Refused
+from trainer.parallel import fitting
 from trainer.parallel.process_group import Ranks
 
 FITTED = ("micro_rows", "recompute")
@@ -39,7 +40,7 @@ def choose_layout(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
         return config.parallel
     if machine.device.type == "cpu":
         return "ddp"
-    return memory.fastest_layout(counted(config, machine), gpu_bytes(machine), ranks.per_node, nodes)
+    return fitting.fastest_layout(counted(config, machine), gpu_bytes(machine), ranks.per_node, nodes)
 
 
 def with_fitting_micro_batch(
@@ -56,11 +57,11 @@ def with_fitting_micro_batch(
     size, nodes = gpu_bytes(machine), ranks.size // ranks.per_node
     most = max(config.micro_rows, PASS_TOKENS // config.sequence_len)
     here = counted(config, machine)
-    found = memory.largest(here, size, ranks.per_node, nodes, most)
+    found = fitting.largest(here, size, ranks.per_node, nodes, most)
     chosen = {name: getattr(found.config, name) for name in FITTED} if found.fits else {}
     kept = {name: before[name] for name in FITTED if name in before}
     if len(kept) == len(FITTED):
-        if memory.fits(replace(here, **kept), size, ranks.per_node, nodes):
+        if fitting.fits(replace(here, **kept), size, ranks.per_node, nodes):
             chosen = kept
         else:
             emit(
@@ -96,7 +97,7 @@ def explain_out_of_memory(config: PhaseConfig, machine: Machine, parallel: str, 
     except torch.OutOfMemoryError as error:
         size = gpu_bytes(machine)
         nodes = ranks.size // ranks.per_node
-        words = memory.advice(counted(config, machine), size, parallel, ranks.per_node, nodes)
+        words = fitting.advice(counted(config, machine), size, parallel, ranks.per_node, nodes)
         raise OutOfMemory(f"the GPU's memory is full: {words} [{str(error).splitlines()[0]}]") from error
 
 
