@@ -21,7 +21,7 @@ INDEX = Path(__file__).with_name("known_packs.json")
 # Fields of `Pack` with words as keys.
 BY_WORD = (
     *("works", "providers", "schemas", "shard_engines", "trackers", "phases", "profiles", "model_formats"),
-    *("model_features", "model_layouts", "served_models", "exports", "line_flags"),
+    *("model_features", "model_layouts", "model_changes", "phase_settings", "served_models", "exports", "line_flags"),
 )
 
 
@@ -130,6 +130,10 @@ class Pack:
     """Classes that extend `trainer.records.model_config.ModelFeature`, by the field of `ModelConfig`."""
     model_layouts: Mapping[str, str] = field(default_factory=dict)
     """Functions `(config.json) -> the same in our spelling`, by a word in it: see `trainer.model.huggingface`."""
+    phase_settings: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `trainer.config.PhaseConfig`, by the field that the class adds to a phase of the core."""
+    model_changes: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `trainer.model.changes.ModelChange`, by the file that marks a stored change of a model."""
     served_models: Mapping[str, str] = field(default_factory=dict)
     """Records `serve.model_kinds.ModelKind` by a word of config.json: the engines that support a model."""
     exports: Mapping[str, str] = field(default_factory=dict)

@@ -20,6 +20,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float8")
 # Compilation takes 30 s on a CPU and longer on a GPU, and saves a quarter (CPU) or over a third (GPU) of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # assumed speed per CPU thread or GPU: measuring would make the decision vary
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +221,20 @@ class PhaseConfig:
         return self.packed == "always" or self.packed == "auto" and device == "cuda" and self.can_pack
 
     @property
+    def change(self) -> str:
+        """Return the subclass of `trainer.model.changes.ModelChange` to train; "" = the model itself is trained."""
+        return ""
+
+    @property
+    def num_learning(self) -> int:
+        """Return the number of parameters that learn."""
+        return self.model.num_params
+
+    def adapt_memory(self, found: M, device: str, parts: int, sharers: int) -> M:
+        """Return the memory of a step, from the `trainer.memory.Memory` of a step that trains the whole model."""
+        return found
+
+    @property
     def views(self) -> int:
         """Return the number of forward passes per token of a row."""
         return 1
@@ -287,9 +302,11 @@ def config_of(phase: str) -> type[PhaseConfig]:
 def load_phase(raw: Mapping[str, Any], where: str) -> PhaseConfig:
     """Parse the configuration of a phase; `raw["phase"]` selects the class. Raises ConfigError."""
     phase = str(raw.get("phase"))
-    if said := packs.missing_pack_message("phases", phase):
+    words = [("phases", phase), *(("phase_settings", name) for name in raw)]
+    if said := next(filter(None, (packs.missing_pack_message(*one) for one in words)), ""):
         raise ConfigError(f"{where}: {said}")
-    return load(config_of(phase), raw, where)
+    added = [one for name, one in packs.entries("phase_settings").items() if raw.get(name) is not None]
+    return load(packs.load(added[0]) if added else config_of(phase), raw, where)
 
 
 def phases_for(engine: str) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ class Training:
                 )
             torch.manual_seed(self.config.seed)
             if self.sharding.has_full_params:  # shards are distributed already
-                self.ranks.broadcast_tensors(self.model.state_dict().values())
+                self.ranks.broadcast_tensors(self.model.learning_state().values())
             return
         self._load_checkpoint(newest)
         self.source.resume(found)

@@ -134,7 +134,7 @@ def estimate(
     update = muon_bytes(config, device, max(parts, sharers)) + 2 * under_way
     free = activations + slices + waiting + copies + (4 * model.num_params - owned if sharers > 1 else 0)
     share = max(parts, sharers)
-    return Memory(
+    found = Memory(
         weights=4 * model.num_params // parts + copies,
         gradients=4 * model.num_params // parts + int(under_way),
         optimizer=optimizer // share,
@@ -146,6 +146,7 @@ def estimate(
         exchange=TALK_BYTES[device] if share > 1 else 0,
         saving=host_bytes(config, share) if device == "cpu" else 0,
     )
+    return config.adapt_memory(found, device, parts, sharers)
 
 
 def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
@@ -166,8 +167,8 @@ def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
 def host_bytes(config: PhaseConfig, share: int = 1) -> int:
     """Return the bytes of host memory holding the checkpoint copy of a process: parameters and optimizer state."""
     by_muon = config.model.num_matrix_params - config.model.vocab_size * config.model.hidden_size
-    state = 8 * config.model.num_params - (4 * by_muon if config.optimizer.muon_lr else 0)
-    return (4 * config.model.num_params + state) // share
+    state = 8 * config.num_learning - (4 * by_muon if config.optimizer.muon_lr else 0)
+    return (4 * config.num_learning + state) // share
 
 
 def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, ModelLayout]:

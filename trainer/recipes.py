@@ -20,7 +20,6 @@ from trainer.config import (
     Profile,
     RecipeMachine,
     ScheduleConfig,
-    config_of,
     load_phase,
 )
 from trainer.profiles.derived_phases import TALK, cosine, dial, llama, qwen3
@@ -290,7 +289,7 @@ def with_shape(
     phases = {}
     for name, values in _shaped(asdict(profile)["phases"], shape).items():
         try:
-            phases[name] = strict_records.read(config_of(name), changed(values, fields.get(name, {})))
+            phases[name] = strict_records.read(type(profile.phases[name]), changed(values, fields.get(name, {})))
         except strict_records.RecordMismatch as error:
             of = "" if str(error).startswith(f"{name}: ") else f"{name}: "
             raise ConfigError(f"{where}: {of}{error}") from None

@@ -21,6 +21,7 @@ from torch import Tensor
 from data.config import StepContext
 from data.events import emit
 from data.tokens import tokenizer as tokenizers
+from store import packs
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from store.manifest import stage_name
@@ -30,7 +31,8 @@ from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
-from trainer.model import export
+from trainer.model import changes, export
+from trainer.model.changes import ChangedModel, ModelChange
 from trainer.model.decoder import Decoder, initialise, uninitialized_decoder
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
@@ -78,6 +80,8 @@ class PhaseRun:
         Refused when the previous model was trained with a different vocabulary.
         """
         config = self.config
+        if config.change:
+            return self._model_with_change()
         first = (
             (lambda model: self.load_weights(model, self.before))
             if self.before
@@ -85,6 +89,29 @@ class PhaseRun:
         )
         model, self.sharding = self._model(config.model, fill or first)
         return model
+
+    def _model_with_change(self) -> Decoder:
+        """Return the frozen model that this phase changes, in the dtype of activations, with the learning parameters.
+
+        Continue the change of the previous phase if the artifact of the previous phase is a change.
+        """
+        change: ModelChange = packs.load(self.config.change)()
+        model, _ = self._model(
+            self.config.model, lambda model: self.load_weights(model, self.changed, is_published=True), is_frozen=True
+        )
+        change.attach(model, self.config)
+        if self.ranks.is_first and self.changed != self.before:  # other processes receive the values at the start
+            hf = export.folder_of_model(self.input(self.before))
+            changes.check_base(hf, export.folder_of_model(self.input(self.changed)))
+            change.restore(model, hf)
+        self.sharding = shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 else WHOLE
+        return model
+
+    @property
+    def changed(self) -> str:
+        """Return the input role of the whole model that the initial model consists of, or changes."""
+        is_change = changes.change_in(export.folder_of_model(self.input(self.before)))
+        return starts_from(self.before, self.making.inputs) if is_change else self.before
 
     def load_frozen_model(self, role: str) -> Decoder:
         """Return a frozen second model, such as a teacher or a reference, loaded from the input `role`.
@@ -133,8 +160,11 @@ class PhaseRun:
         part.scatter_weights(parts_of(model.state_dict()), first, self.ranks)
         return model, part
 
-    def load_weights(self, model: Decoder, role: str) -> None:
-        """Load the weights of the input `role` into a model. Raises Refused when the vocabularies differ."""
+    def load_weights(self, model: Decoder, role: str, is_published: bool = False) -> None:
+        """Load the weights of the input `role` into a model. Raises Refused when the vocabularies differ.
+
+        is_published: take the rounded weights of the Hugging Face folder, which other programs load.
+        """
         folder = self.input(role)
         if (folder / "config.json").is_file():  # an imported Hugging Face folder
             export.load(model, folder)
@@ -147,6 +177,15 @@ class PhaseRun:
             raise Refused(
                 f"{self.config.phase} cannot continue from {name}: the model has {theirs}, this run has {ours}"
             )
+        hf = export.folder_of_model(folder)
+        if change := changes.change_in(hf):
+            of = starts_from(role, self.making.inputs)
+            base = export.folder_of_model(self.input(of))
+            export.load_changed(model, change, hf, base, lambda: self.load_weights(model, of, is_published=True))
+            return
+        if is_published:
+            export.load(model, hf)
+            return
         try:
             model.load_state_dict(before.tensors("model"))
         except RuntimeError as error:
@@ -259,15 +298,32 @@ class PhaseRun:
         final.link_to(draft / final.folder.name, ("model", "source"))  # no later phase reads the optimizer state
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
-        export.write(
-            draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder, served_dtype(self.config)
-        )
+        about |= self._write_model(draft / "hf", model)
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
             raise Refused(f"the trainer did not publish {self.making.name}: {wrong}")
         whole = {**about, **self.making.provenance}
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
         remove(self.checkpoints.folder)  # the store has verified its copy
         return about
+
+    def _write_model(self, folder: Path, model: Decoder) -> dict[str, Any]:
+        """Write the Hugging Face folder of the artifact, and return further facts about the artifact."""
+        config, dtype = self.config, served_dtype(self.config)
+        if not config.change:
+            export.write(folder, config.model, model.state_dict(), self.tokenizer_folder, dtype)
+            return {}
+        base = self.making.inputs[self.changed]
+        where = self.input(self.changed)
+        told = vocabulary.about_of(where).get("import")
+        told = told if isinstance(told, Mapping) else {}
+        origin = {name: str(told.get(name, "")) for name in ("source", "revision")}
+        digest = changes.weights_digest(export.folder_of_model(where))
+        of = ChangedModel(name=base.name, fingerprint=base.fingerprint, weights_sha256=digest, **origin)
+        change: ModelChange = packs.load(config.change)()
+        export.write_without_weights(folder, config.model, self.tokenizer_folder, dtype, {"model_change": True})
+        changes.write_changed(folder, of)
+        change.write(folder, model, config, of)
+        return {"changes": {"name": of.name, "fingerprint": of.fingerprint}, "params_learning": config.num_learning}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from data.config import text_unit
 from flows.planning import estimates, extensions
 from flows.planning.extensions import reward_text, use_phases, use_source
-from flows.specs.work import WorkSpec, typed_sizes
+from flows.specs.work import WorkSpec, phase_changes, typed_sizes
 from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
@@ -120,6 +120,7 @@ class PlannedWork:
             given=self.given,
             made=self.remake_policy,
             keeping={name: value for name, value in keeping.items() if value is not None},
+            changes=phase_changes(spec.added),
         )
 
 

@@ -5,13 +5,14 @@ the flag, the setting of the same name in the settings of the pack applies. Opti
 `sft.optimizer.lr=1e-3` on the command line or nested in a file, become the text of each option by path.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from infra.errors import UsageError
-from infra.flags import Typed, flag
+from infra.flags import Typed, flag, nondefault_flags
 from store import packs
 from trainer.records.phase_registry import phase_names
 
@@ -211,6 +212,9 @@ S = TypeVar("S", bound=WorkSpec)
 class PhaseFlags:
     """Base class of a record of flags that a pack adds for sizes of a phase; None = the flag was not given."""
 
+    change: ClassVar[str] = ""
+    """Function `(the record, configuration of a phase) -> configuration` as "module:attribute"; "" = sizes only."""
+
 
 def phase_flags() -> tuple[type[PhaseFlags], ...]:
     """Return the records of the installed packs."""
@@ -220,8 +224,15 @@ def phase_flags() -> tuple[type[PhaseFlags], ...]:
 
 def typed_sizes(spec: WorkSpec) -> dict[str, int]:
     """Return the sizes that the flags of a training set, by name."""
-    given = {name: value for one in spec.added if isinstance(one, PhaseFlags) for name, value in vars(one).items()}
+    sizes = [one for one in spec.added if isinstance(one, PhaseFlags) and not one.change]
+    given = {name: value for one in sizes for name, value in vars(one).items()}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def phase_changes(added: Iterable[Any]) -> list[Any]:
+    """Return the functions that change the configuration of a phase, for the flags given."""
+    found = [one for one in added if isinstance(one, PhaseFlags) and one.change and nondefault_flags(one)]
+    return [functools.partial(packs.load(one.change), one) for one in found]
 
 
 def filled(spec: S, values: Mapping[str, Any]) -> S:

@@ -1,5 +1,6 @@
 """The commands `inv fit` and `inv config --profile`: recipes as tables, and the GPUs with enough memory."""
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,9 +8,10 @@ from typing import Any
 
 from flows.reading import quotes
 from flows.reading.quotes import Quote
+from flows.specs.work import phase_changes
 from infra import units
 from infra.errors import UsageError
-from infra.flags import flag
+from infra.flags import Typed, flag
 from infra.market import gpus
 from infra.market.step_times import evidence
 from infra.settings import Settings
@@ -29,7 +31,7 @@ GB = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitFlags(Output):
+class FitFlags(Output, Typed):
     profile: str = flag("", "recipe (model and training): a name, or a .yaml file")
     phase: str = flag("base", "phase of the recipe")
     gpu: str = flag("", "check only this kind of GPU and show memory part by part: H100, A100-80GB")
@@ -51,7 +53,7 @@ def fit(spec: FitFlags) -> None:
     recipe = profile_named(settings.profile)
     if spec.phase not in recipe.phases:
         raise UsageError(f"--phase {spec.phase}: known: {', '.join(recipe.phases)}")
-    config = recipe.phases[spec.phase]
+    config = functools.reduce(lambda one, change: change(one), phase_changes(spec.added), recipe.phases[spec.phase])
     kinds = kinds_of(spec.gpu)
     found = {kind.name: fitting.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
     seen = offers_of(kinds, spec.num_gpus, settings)

@@ -14,7 +14,10 @@ from scripts.cli import flag_help
 from store import packs
 from store.packs import Pack, PackProvider
 
-BY_WORD = ("model_formats", "profiles", "model_features", "model_layouts", "served_models", "exports")
+BY_WORD = (
+    *("model_formats", "profiles", "model_features", "model_layouts", "model_changes", "phase_settings"),
+    *("served_models", "exports"),
+)
 ASKS = "yes"  # the flag of commands that ask first
 
 

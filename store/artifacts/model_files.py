@@ -17,6 +17,7 @@ from store import untrusted_input
 from store.untrusted_input import UnusableDocument
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CHANGED = "changed_model.json"  # names the model that the folder changes, in a folder without a whole model
 CONFIG_BYTES = untrusted_input.MIB
 HEADER_BYTES = 64 * untrusted_input.MIB  # maximum size of an index or header
 HEADER_VALUES = 4_000_000

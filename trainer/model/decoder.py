@@ -214,6 +214,7 @@ def selective_checkpoint_policy(about: Any, operator: Any, *given: Any, **named:
 
 class Block(nn.Module):
     keeps_products = False  # save only products for backward; see `PhaseConfig.keep_products`
+    draws = False  # the block draws random numbers in training
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -231,7 +232,7 @@ class Block(nn.Module):
             contexts = partial(create_selective_checkpoint_contexts, selective_checkpoint_policy)
             given = (x, at, cache, layer)
             return checkpoint(
-                self.run_layers, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+                self.run_layers, *given, use_reentrant=False, preserve_rng_state=self.draws, context_fn=contexts
             )
         return self.run_layers(x, at, cache, layer)
 
@@ -304,8 +305,7 @@ class Decoder(nn.Module):
             if layer in capture:
                 seen[layer] = x
             if self.recompute and torch.is_grad_enabled():
-                # The block uses no random numbers, so no generator state is restored.
-                x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=block.draws)
             else:
                 x = block(x, at, cache, layer)
         if cache is not None:

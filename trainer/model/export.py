@@ -6,7 +6,7 @@ and vLLM load them.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from store.untrusted_input import UnusableDocument
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
-from trainer.model import hooks
+from trainer.model import changes, hooks
 from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.model.huggingface import (
     EMBEDDING,
@@ -54,6 +54,14 @@ def write(
     tokenizer: folder of the tokenizer files to copy. said: extra config.json entries describing the storage format, for
     weights in a form other than plain parameters.
     """
+    write_without_weights(folder, config, tokenizer, dtype, said)
+    write_weights(folder, weights, dtype)
+
+
+def write_without_weights(
+    folder: Path, config: ModelConfig, tokenizer: Path, dtype: torch.dtype, said: Mapping[str, Any] | None = None
+) -> None:
+    """Write all files of a model folder except the weights; see `write`."""
     words = tokenizers.load(tokenizer)
     bos, eos, pad = words.named["bos_token"], list(words.stops), words.named["pad_token"]
     pad = eos[0] if pad is None else pad
@@ -69,7 +77,6 @@ def write(
         tokenizer_files.copy_template_files(tokenizer, folder)
     except UnusableDocument as error:
         raise Refused(str(error)) from None
-    write_weights(folder, weights, dtype)
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, most: int = SHARD_BYTES) -> None:
@@ -102,13 +109,14 @@ def _in(dtype: torch.dtype, one: Tensor) -> Tensor:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the shape of the model in `folder`, checking the headers of the weight files.
+    """Return the shape of the model in `folder`, checking the headers of the weight files, if the folder has weights.
 
     Raises Refused for a folder without a model, an unsupported model, or weight files not matching config.json.
     """
     try:
         config = model_config(model_files.load(folder))
-        odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
+        files = () if changes.change_in(folder) else model_files.weight_files(folder)
+        odd = differences(config, map(model_files.header, files)) if files else []
     except FileNotFoundError:
         raise Refused(f"{folder} is not a model folder: config.json is missing") from None
     except ConfigError as error:
@@ -146,7 +154,14 @@ def load_for_inference(folder: Path, machine: Machine) -> Decoder:
 
 
 def load(model: Decoder, folder: Path) -> None:
-    """Load the weights of a Hugging Face folder into a model, one file in memory at a time. Raises Refused."""
+    """Load the weights of a Hugging Face folder into a model, one file in memory at a time. Raises Refused.
+
+    For a stored change of a model, load the changed model and apply the change.
+    """
+    if change := changes.change_in(folder):
+        base = changes.base_of(folder)
+        load_changed(model, change, folder, base, lambda: load(model, base))
+        return
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     files = _weight_files(folder)
     is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
@@ -177,6 +192,20 @@ def load(model: Decoder, folder: Path) -> None:
             f"{folder}: config.json sets tie_word_embeddings, but lm_head.weight differs from the embedding, and "
             "programs differ in the tensor that they use. Set tie_word_embeddings to false, or remove the tensor"
         )
+
+
+def load_changed(
+    model: Decoder, change: changes.ModelChange, folder: Path, base: Path, load_base: Callable[[], None]
+) -> None:
+    """Load a model with `load_base` and apply the change in `folder`. Raises Refused for a change of another model.
+
+    base: folder of the changed model.
+    """
+    if (given := read_config(base)) != (wanted := read_config(folder)):
+        raise Refused(f"{folder} changes a model of another shape than {base}: {wanted} instead of {given}")
+    changes.check_base(folder, base)
+    load_base()
+    change.apply(model, folder)
 
 
 def _refuse(folder: Path, odd: list[str]) -> None:

@@ -26,7 +26,7 @@ from trainer.plan import estimates
 from trainer.plan.estimates import STATE_BYTES, gpu_layouts, layouts_text
 from trainer.plan.nodes import own_sources, recipe
 from trainer.plan.phase_needs import needs_of
-from trainer.plan.training_request import TrainingRequest, profile_named, profile_of
+from trainer.plan.training_request import TrainingRequest, profile_before, profile_of
 from trainer.records import phase_options
 from trainer.records.fields import fingerprint_fields
 from trainer.records.model_config import FEATURES, feature
@@ -121,9 +121,9 @@ def resolve(
         )
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
     copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
-    kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
+    kept = sum(copies * STATE_BYTES * phase.num_learning for phase in phases)
     spread = [gpu_layouts(phase, request) for phase in phases]
-    notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
+    notes = phase_options.differences(wanted.options, profile_before(wanted).phases)
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     for name in FEATURES:
         if any(getattr(one.model, name) is not None or PHASES[one.phase].feature == name for one in phases):

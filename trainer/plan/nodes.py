@@ -31,7 +31,7 @@ from data.config import (
 from data.references import HUB
 from infra.errors import UsageError
 from store import extensions
-from trainer.config import ImportSpec, Profile
+from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import Node, digest
 from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of
 from trainer.profiles import derived_phases
@@ -151,13 +151,19 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     for name, before in befores.items():
         kinds = {talks[kind].name if kind in talks else kind: weight for kind, weight in mixtures[name].items()}
         inputs = {"tokenizer": tokenizer, **_data(PHASES[name], kinds, tuple(found))}
-        if before:
+        while before:
             inputs[before] = before
+            before = befores.get(before, "") if before in found and _is_change(found[before]) else ""
         if PHASES[name].teacher:
             inputs[TEACHER] = nearest(PHASES[name].teacher, befores, wanted.init is not None)
         found[name] = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
     order = (*ORDER, *(node.name for node in talks.values()), *befores)
     return {name: found[name] for name in dict.fromkeys(order) if name in found}
+
+
+def _is_change(node: Node) -> bool:
+    """Return whether the artifact of a step changes the model from which the step starts, and holds no whole model."""
+    return isinstance(node.spec, PhaseConfig) and bool(node.spec.change)
 
 
 def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
@@ -266,7 +272,7 @@ def _phase(
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
         tuned = derived_phases.imported_chat_phase if config.rl is None else derived_phases.learning_on_policy
-        config = tuned(config, wanted.init.model)
+        config = wanted.with_changes(tuned(config, wanted.init.model))
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:

@@ -5,9 +5,10 @@ suggestion for unknown words.
 """
 
 import difflib
+import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from data.config import (
 from infra.errors import UsageError
 from store import packs
 from trainer import recipes
-from trainer.config import ImportSpec, Profile
+from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.records import phase_options
 from trainer.records.phase_registry import (
     PHASES,
@@ -71,6 +72,14 @@ class TrainingRequest:
     """Choice for a phase of `phases` made by different code: `keep`, `remake`, or "" = undecided."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the profile's fields of `CheckpointOptions`."""
+    changes: Sequence[Callable[[PhaseConfig], PhaseConfig]] = ()
+    """Functions of packs that change the configuration of each requested phase, from flags."""
+
+    def with_changes(self, config: PhaseConfig) -> PhaseConfig:
+        """Return the configuration of a phase with the changes of packs, for a requested phase."""
+        return functools.reduce(
+            lambda one, change: change(one), self.changes if config.phase in self.phases else (), config
+        )
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
@@ -147,12 +156,18 @@ def _with_own(profile: Profile) -> Profile:
     return replace(profile, phases={**profile.phases, **own}) if own else profile
 
 
+def profile_before(wanted: TrainingRequest) -> Profile:
+    """Return the profile with the changes of packs, before the options are applied."""
+    found = profile_named(wanted.profile)
+    return replace(found, phases={name: wanted.with_changes(one) for name, one in found.phases.items()})
+
+
 def profile_of(wanted: TrainingRequest) -> Profile:
     """Return the profile with the options for the shape and the phases applied. Raises UsageError, ConfigError."""
     shape = phase_options.of_model(wanted.options)
     if wanted.init is not None and (odd := sorted(shape.keys() - recipes.feature_fields().keys())):
         raise UsageError(f"--set model.{odd[0]}: --init fixes the shape of the model")
-    whole = profile_named(wanted.profile)
+    whole = profile_before(wanted)
     phase_options.refuse_unknown(wanted.options, whole.phases)
     fields = {name: phase_options.fields_of(phase, wanted.options) for name, phase in whole.phases.items()}
     whole = recipes.with_shape(whole, shape, fields, f"--set model.{', model.'.join(shape)}")

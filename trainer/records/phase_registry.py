@@ -149,7 +149,7 @@ def model_roles() -> set[str]:
 def starts_from(phase: str, roles: Collection[str]) -> str:
     """Return the role of the model from which a phase with these input roles starts; "" = from scratch."""
     one = PHASES[phase]
-    found = next((before for before in (INIT, *one.follows) if before in roles), "")
+    found = next((before for before in (*one.follows, INIT) if before in roles), "")
     return found or (one.follows[0] if one.follows else "")  # the code that opens a missing model reports the error
 
 

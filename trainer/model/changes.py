@@ -1,0 +1,143 @@
+"""Stored changes of models: parameters that learn beside a frozen model, in a folder without the weights of the model.
+
+    `PhaseConfig.change` -> `ModelChange.attach` -> training -> `ModelChange.write` -> a folder with a marker file
+    a folder with a marker file + the changed model -> `ModelChange.apply` -> a whole model
+
+A pack declares a `ModelChange` under `model_changes`, by the name of the marker file. Such a folder also holds the
+shape and the tokenizer, and `CHANGED` names the changed model with a digest of the weights.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from store import packs, untrusted_input
+from store.artifacts import model_files, vocabulary
+from store.artifacts.model_files import CHANGED
+from store.manifest import MANIFEST, Manifest
+from store.untrusted_input import UnusableDocument
+from trainer import tensor_file
+from trainer.errors import Refused
+
+KIND = "model_changes"
+BASE = "base"  # link beside the `hf` folder of a change, to the folder of the changed model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedModel:
+    """The model that a change belongs to."""
+
+    name: str
+    """Name of the artifact."""
+    fingerprint: str
+    weights_sha256: str
+    """Digest of names and contents of the weight files."""
+    source: str = ""
+    """Address of an imported model, such as `hf://user/repo`."""
+    revision: str = ""
+    """Commit of an imported model of the hub."""
+
+
+class ModelChange:
+    """The parameters that learn beside a frozen model, and the folder format of these parameters."""
+
+    def attach(self, model: Any, config: Any) -> None:
+        """Add the parameters to a frozen model, with the initial values of the seed.
+
+        model: `trainer.model.decoder.Decoder`; config: `trainer.config.PhaseConfig`.
+        """
+        raise NotImplementedError
+
+    def restore(self, model: Any, folder: Path) -> None:
+        """Set the parameters of `attach` to the values in `folder`. Raises Refused for a different kind of change."""
+        raise NotImplementedError
+
+    def write(self, folder: Path, model: Any, config: Any, changed: ChangedModel) -> None:
+        """Write the parameters and the marker file to `folder`."""
+        raise NotImplementedError
+
+    def apply(self, model: Any, folder: Path) -> None:
+        """Add the change in `folder` to the weights of a whole model. Raises Refused for an unusable change."""
+        raise NotImplementedError
+
+
+def change_in(folder: Path) -> ModelChange | None:
+    """Return the kind of change stored in a folder, or None for a folder with a whole model.
+
+    Raises Refused for a change of a missing pack.
+    """
+    known = packs.entries(KIND)
+    for marker in packs.words(KIND):
+        if not (folder / marker).is_file():
+            continue
+        if marker not in known:
+            raise Refused(f"{folder}: {packs.missing_pack_message(KIND, marker)}")
+        found: ModelChange = packs.load(known[marker])()
+        return found
+    return None
+
+
+def base_of(folder: Path) -> Path:
+    """Return the folder of the model that the change in `folder` belongs to. Raises Refused without the model."""
+    found = folder.parent / BASE
+    if not found.is_dir():
+        about = read_changed(folder)
+        raise Refused(
+            f"{folder} holds a change of the model {about.name}, and no whole model. Give the name of the artifact "
+            "instead of a folder, or write a whole model: inv export NAME --merge --out FOLDER"
+        )
+    return found / "hf" if (found / "hf" / "config.json").is_file() else found
+
+
+def check_base(folder: Path, base: Path) -> None:
+    """Raise Refused if the change in `folder` belongs to other weights than the weights in `base`."""
+    about = read_changed(folder)
+    if (found := weights_digest(base)) != about.weights_sha256:
+        raise Refused(
+            f"{folder} changes {about.name} with weights {about.weights_sha256[:12]}, but the weights in {base} are "
+            f"{found[:12]}. Use the model of the training, or train the change again"
+        )
+
+
+def read_changed(folder: Path) -> ChangedModel:
+    """Return the model that the change in `folder` belongs to. Raises Refused."""
+    try:
+        said = model_files.load(folder, CHANGED)
+        names = ("name", "fingerprint", "weights_sha256", "source", "revision")
+        return ChangedModel(**{name: untrusted_input.typed(said, name, str, "") for name in names})
+    except FileNotFoundError:
+        raise Refused(f"{folder}: {CHANGED}, which names the changed model, is missing") from None
+    except UnusableDocument as error:
+        raise Refused(f"{folder}: {CHANGED}: {error}") from None
+
+
+def write_changed(folder: Path, about: ChangedModel) -> None:
+    (folder / CHANGED).write_text(json.dumps(asdict(about), indent=1) + "\n", encoding="utf-8")
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the sha256 over names and digests of the weight files in a model folder. Raises Refused.
+
+    The digests come from the manifest of the artifact, which the store has verified; else the files are read.
+    """
+    try:
+        files = model_files.weight_files(folder)
+    except UnusableDocument as error:
+        raise Refused(str(error)) from None
+    known = _digests_in_manifest(folder)
+    digests = {one.name: known.get(one.name) or tensor_file.sha256(one) for one in files}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def _digests_in_manifest(folder: Path) -> Mapping[str, str]:
+    """Return the sha256 by file name of a model folder, from the manifest of the artifact; {} without a manifest."""
+    is_inner = folder.name == vocabulary.HF
+    above, prefix = (folder.parent, f"{vocabulary.HF}/") if is_inner else (folder, "")
+    try:
+        files = Manifest.from_json(untrusted_input.content(above / MANIFEST)).files
+    except (OSError, ValueError):
+        return {}
+    return {one.path.removeprefix(prefix): one.sha256 for one in files if one.path.startswith(prefix)}
