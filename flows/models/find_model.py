@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flows.models.changed_model import is_change, joined_folder
 from flows.models.init_model import is_foreign
 from infra.errors import UsageError
 from infra.runs.timing import Say
@@ -65,7 +66,7 @@ def find_model(
                 )
                 make = f"./inv launch --phase {USUAL}{typed}"
                 tell(f"{usual} is {why}; using {name} instead, {what}. To make {usual}: {make}")
-            return whole[name], store.path(name, whole[name].fingerprint)
+            return whole[name], joined_folder(store, whole[name])
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
@@ -100,6 +101,8 @@ def shape_of(folder: Path) -> ModelConfig:
 def gguf_problem(folder: Path, config: ModelConfig, kind: str = "") -> str:
     """Return why a model cannot be exported as GGUF, or "". kind: GGUF type; "" = the default for the shape."""
     files = files_of(folder)
+    if is_change(files):
+        return "the artifact holds a change of another model; write a whole model first: inv export NAME --merge"
     problem = config.gguf_problem(kind or config.gguf_type)
     return problem or (FOREIGN if is_foreign(template_of(files)) or vocabulary.has_pieces(files) else "")
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.models.find_model import GGUF_TYPES, find_model
+from flows.models.changed_model import copy_change, is_change
+from flows.models.find_model import GGUF_TYPES, files_of, find_model
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import Typed, flag
@@ -28,6 +29,7 @@ class ExportFlags(Typed):
     )
     dtype: str = flag("float32", "float32 or bfloat16")
     bits: str = flag("", "for a ternary model: gguf (llama.cpp), or hf (transformers, 2 bits per weight)")
+    merge: bool = flag(False, "for an adapter: write the whole model, with the adapter added to the weights")
     gguf_type: str = flag("tq2_0", "type of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
 
 
@@ -39,11 +41,18 @@ def export(spec: ExportFlags) -> None:
     is_ternary = spec.bits in packs.entries("exports") or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
     found, folder = find_model(settings, spec.model, spec.tag, render.say, phases_for(LLAMA) if is_ternary else ())
     kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
+    files = files_of(folder)
+    if spec.merge and not is_change(files):
+        raise UsageError(f"--merge: {found.name if found else folder} is a whole model; leave out --merge")
     if spec.bits == "gguf":
         refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
     named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
     to = Path(spec.out).absolute() if spec.out else ROOT / "var" / "exports" / f"{named}.{spec.gguf_type}.gguf"
     to.parent.mkdir(parents=True, exist_ok=True)
+    if is_change(files) and not spec.merge:
+        copy_change(files, to)
+        print(to)
+        return
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
     if spec.bits == "gguf":
         group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]
@@ -61,6 +70,8 @@ def check_export(spec: ExportFlags) -> None:
     """Raise UsageError for unknown or contradictory export flags."""
     if said := packs.missing_pack_message("exports", spec.bits):
         raise UsageError(f"--bits {said}")
+    if spec.merge and spec.bits:
+        raise UsageError(f"--merge --bits {spec.bits}: write the whole model first, then convert the folder")
     if spec.bits not in ("", "gguf", *packs.entries("exports")):
         raise UsageError(f"--bits is {spec.bits!r}; known: {', '.join(('gguf', *packs.entries('exports')))}")
     if spec.dtype not in ("float32", "bfloat16"):
