@@ -1,0 +1,18 @@
+"""The pack `adapters`: training of LoRA adapters beside a frozen model, stored in the format of PEFT."""
+
+from store.packs import Pack
+
+PACK = Pack(
+    name="adapters",
+    about="Train LoRA adapters instead of whole models: --adapter lora",
+    command_flags={
+        "launch": "packs.adapters.control.flags:AdapterFlags",
+        "rehearse": "packs.adapters.control.flags:AdapterFlags",
+        "train": "packs.adapters.control.flags:AdapterFlags",
+        "pod.run": "packs.adapters.control.flags:AdapterFlags",
+        "fit": "packs.adapters.control.flags:AdapterFlags",
+    },
+    phase_settings={"adapter": "packs.adapters.records.lora_config:AdapterPhaseConfig"},
+    model_changes={"adapter_config.json": "packs.adapters.trainer.lora:Lora"},
+    served_models={"model_change": "packs.adapters.serve.engines:ADAPTED"},
+)

@@ -1,0 +1,152 @@
+"""Settings of LoRA adapters, as frozen records. Light to import: no torch.
+
+Source: Hu et al., arXiv 2106.09685 (LoRA); Kalajdzievski, arXiv 2312.03732 (rsLoRA).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from data.errors import ConfigError
+from trainer.config import PhaseConfig, as_phase
+from trainer.records.fields import check_bounds
+from trainer.records.model_config import ModelConfig
+
+KINDS = ("lora",)
+RANK = 32  # unless a matrix is smaller
+PHASES = ("mid", "sft")
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RATE = 1e-3  # of AdamW at rank 32 and alpha 64; ten times the rate of whole models, and 3e-3 diverges
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """A LoRA adapter: a matrix W becomes W + scaling * B A, where only A and B learn."""
+
+    kind: str = "lora"
+    """`lora`: the frozen model has the dtype of activations."""
+    rank: int = RANK
+    """Rows of A and columns of B."""
+    alpha: float = 64.0
+    """Numerator of `scaling`."""
+    dropout: float = 0.0
+    """Share of the inputs of A that are set to 0 in training."""
+    targets: tuple[str, ...] = MATRICES
+    """Names of the adapted matrices inside the blocks."""
+    rslora: bool = False
+    """True to divide alpha by sqrt(rank) in place of rank (rsLoRA)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "rank", 1)
+        check_bounds(self, "alpha", 0, above=True)
+        check_bounds(self, "dropout", 0)
+        if self.kind not in KINDS:
+            raise ConfigError(f"adapter is {self.kind!r}; known: {', '.join(KINDS)}")
+        if self.dropout >= 1:
+            raise ConfigError(f"dropout is {self.dropout}; it must be below 1")
+        if odd := sorted({*self.targets} - {*MATRICES}):
+            raise ConfigError(f"targets: {', '.join(odd)} cannot be adapted; known: {', '.join(MATRICES)}")
+        if not self.targets or len({*self.targets}) < len(self.targets):
+            raise ConfigError("targets must name at least one matrix, and each matrix once")
+
+    @property
+    def scaling(self) -> float:
+        """Return the factor of B A."""
+        return float(self.alpha / (self.rank**0.5 if self.rslora else self.rank))
+
+
+def sides(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return the numbers of inputs and outputs of each matrix inside a block, by name."""
+    d, f = model.hidden_size, model.intermediate_size
+    q, kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    found = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
+    return found | ({"gate_proj": (d, f)} if model.has_gate else {}) | {"up_proj": (d, f), "down_proj": (f, d)}
+
+
+def adapted(adapter: AdapterConfig, model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return the sides of the adapted matrices of a block, by name, in a fixed order. Raises ConfigError."""
+    known = sides(model)
+    if odd := [name for name in adapter.targets if name not in known]:
+        raise ConfigError(f"targets: the model has no {', '.join(odd)}; the matrices are {', '.join(known)}")
+    found = {name: one for name, one in known.items() if name in adapter.targets}
+    name, least = min(((name, min(one)) for name, one in found.items()), key=lambda one: one[1])
+    if adapter.rank > least:
+        raise ConfigError(f"rank is {adapter.rank}; the matrix {name} has rank {least} at most")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterPhaseConfig(PhaseConfig):
+    """Config of a phase that trains an adapter; the model of the previous phase stays frozen."""
+
+    adapter: AdapterConfig | None = None
+    """Settings of the adapter."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        adapted(self._adapter, self.model)
+        if self.phase not in PHASES:
+            raise ConfigError(f"adapter: for {' and '.join(PHASES)} only; the phase {self.phase} trains a whole model")
+        if self.model.features:
+            raise ConfigError(f"adapter: a model that {self.model.features[0].about} cannot be adapted")
+        if self.dtype == "float8":
+            raise ConfigError("dtype is float8; adapters are trained in bfloat16 or float32 only")
+        if self.parallel != "ddp":
+            raise ConfigError(f"parallel is {self.parallel}; adapters are trained with ddp only")
+
+    @property
+    def _adapter(self) -> AdapterConfig:
+        if self.adapter is None:
+            raise ConfigError(f"phase {self.phase} needs an adapter")
+        return self.adapter
+
+    @property
+    def change(self) -> str:
+        return "packs.adapters.trainer.lora:Lora"
+
+    @property
+    def num_learning(self) -> int:
+        each = sum(self._adapter.rank * sum(one) for one in adapted(self._adapter, self.model).values())
+        return self.model.num_hidden_layers * each
+
+    def flops_per_token(self, sequence_len: int) -> float:
+        """Return the FLOPs per token: no gradients of the matrices, and forward and backward of the adapter."""
+        whole = super().flops_per_token(sequence_len)
+        return whole - 2.0 * self.model.num_matrix_params + 6.0 * self.num_learning
+
+    def adapt_memory(self, found: M, device: str, parts: int, sharers: int) -> M:
+        """Return the memory of a step that trains the adapter beside a frozen model in the dtype of activations."""
+        memory: Any = found
+        model, width, learning = self.model, 4 if self.dtype == "float32" else 2, self.num_learning
+        head, tokens = model.vocab_size * model.hidden_size, self.micro_rows * self.sequence_len
+        of_head = 4 * head * (2 if model.tie_word_embeddings else 1) + (width * head if width == 2 else 0)
+        thin = 0 if self.recompute else len(self._adapter.targets) * self._adapter.rank * model.num_hidden_layers
+        dropped = sum(one[0] for one in adapted(self._adapter, model).values()) if self._adapter.dropout else 0
+        changed: M = replace(
+            memory,
+            weights=learning * (4 + (width if width == 2 else 0)),
+            frozen=width * model.num_params,
+            gradients=4 * learning,
+            optimizer=8 * learning // max(parts, sharers),
+            logits=memory.logits - of_head,
+            activations=memory.activations + tokens * width * (thin + 2 * dropped * model.num_hidden_layers),
+            update=0,
+        )
+        return changed
+
+
+def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
+    """Return the configuration of a phase with the adapter that the flags select. Raises ConfigError.
+
+    Matrices of adapters need AdamW and a higher rate than the weights of models, so the rates of the profile do not
+    apply. A phase that reads text, such as base, trains the model before the adapter, and stays unchanged.
+    """
+    if config.phase not in PHASES and config.reads_text:
+        return config
+    rank = min(RANK, *(min(one) for one in sides(config.model).values()))
+    usual = AdapterConfig(kind=flags.adapter, rank=rank, alpha=2.0 * rank)
+    adapter = config.adapter if isinstance(config, AdapterPhaseConfig) else usual
+    optimizer = replace(
+        config.optimizer, lr=RATE, embed_lr=None, head_lr=None, muon_lr=0.0, muon_decay=None, weight_decay=0.0
+    )
+    return as_phase(AdapterPhaseConfig, config, adapter=adapter, optimizer=optimizer, parallel="ddp")

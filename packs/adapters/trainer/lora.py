@@ -1,0 +1,169 @@
+"""LoRA adapters in PyTorch: the layers, and the folder format of PEFT.
+
+`Lora.attach` replaces matrices of a frozen decoder by `AdaptedLinear`; only the two thin matrices of each layer learn.
+`Lora.write` and `Lora.apply` write and read `adapter_config.json` and `adapter_model.safetensors` as `peft` does.
+Source: LoraConfig and the LoRA layers of peft 0.21.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data.errors import ConfigError
+from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, adapted
+from packs.adapters.records.peft_format import CONFIG, PREFIX, WEIGHTS, read_adapter, to_peft
+from store.artifacts import model_files
+from store.untrusted_input import UnusableDocument
+from trainer import tensor_file
+from trainer.errors import Refused
+from trainer.model.changes import ChangedModel, ModelChange
+from trainer.model.decoder import Decoder, Linear, SkipInitialization
+
+SHOWN = 3  # tensors named in a message
+
+
+class AdaptedLinear(Linear):
+    """A frozen linear layer plus scaling * B A x; A and B are float32, and are cast to the dtype of the input."""
+
+    def __init__(self, base: nn.Linear, adapter: AdapterConfig) -> None:
+        with torch.device("meta"), SkipInitialization():
+            super().__init__(base.in_features, base.out_features, base.bias is not None)
+        self.weight, self.bias = base.weight, base.bias
+        self.scaling, self.dropout = adapter.scaling, adapter.dropout
+        device = base.weight.device
+        with SkipInitialization():
+            self.lora_A = nn.Linear(base.in_features, adapter.rank, bias=False, device=device)
+            self.lora_B = nn.Linear(adapter.rank, base.out_features, bias=False, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = super().forward(x)
+        given = F.dropout(x, self.dropout) if self.dropout and torch.is_grad_enabled() else x
+        thin = F.linear(given, self.lora_A.weight.to(x.dtype)).flatten(0, -2)  # (tokens, rank)
+        up = self.lora_B.weight.to(x.dtype).t()
+        return torch.addmm(product.flatten(0, -2), thin, up, alpha=self.scaling).view_as(product)
+
+
+class Lora(ModelChange):
+    """LoRA adapters as a change of a model."""
+
+    def attach(self, model: Decoder, config: AdapterPhaseConfig) -> None:
+        """Replace the target matrices by `AdaptedLinear`: A uniform in +-1/sqrt(inputs) from the seed, B zero."""
+        assert config.adapter is not None, "a configuration of the class has an adapter"
+        generator = torch.Generator().manual_seed(config.seed)
+        wanted = adapted(config.adapter, config.model)
+        for block in model.blocks:
+            block.draws = bool(config.adapter.dropout)
+            for part in (block.self_attn, block.mlp):
+                for name in wanted:
+                    if not hasattr(part, name):
+                        continue
+                    layer = AdaptedLinear(getattr(part, name), config.adapter)
+                    start = torch.empty(layer.lora_A.weight.shape)
+                    nn.init.uniform_(start, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
+                    layer.lora_A.weight.data.copy_(start)
+                    layer.lora_B.weight.data.zero_()
+                    setattr(part, name, layer)
+
+    def restore(self, model: Decoder, folder: Path) -> None:
+        stored, tensors = read(folder)
+        mine = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        if shapes(mine) != shapes(tensors):
+            raise Refused(
+                f"{folder}: the adapter has rank {stored.rank} or targets other than this phase; set the same"
+            )
+        layer = next(one for one in model.modules() if isinstance(one, AdaptedLinear))
+        if layer.scaling != stored.scaling:
+            raise Refused(f"{folder}: the adapter is scaled by {stored.scaling}, this phase by {layer.scaling}")
+        for name, one in mine.items():
+            one.data.copy_(tensors[name])
+
+    def write(self, folder: Path, model: Decoder, config: AdapterPhaseConfig, changed: ChangedModel) -> None:
+        assert config.adapter is not None, "a configuration of the class has an adapter"
+        is_hub = changed.source.startswith("hf://")
+        base = changed.source.removeprefix("hf://") if is_hub else changed.name
+        said = to_peft(config.adapter, base, changed.revision if is_hub else "")
+        weights = {f"{PREFIX}{name}": one for name, one in model.learning_state().items()}
+        tensor_file.write(folder / WEIGHTS, weights)
+        (folder / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+    def apply(self, model: Decoder, folder: Path) -> None:
+        """Add scaling * B A of each matrix to the weight, computed in float32."""
+        stored, tensors = read(folder)
+        layers = dict(matrices(model))
+        problems = [one for one in tensors if layer_of(one) not in layers]
+        if problems:
+            raise Refused(f"{folder}: the adapter changes {listed(problems)}, which the model does not have")
+        for name, layer in layers.items():
+            names = [f"{name}.lora_{one}.weight" for one in "AB"]
+            if not any(one in tensors for one in names):
+                continue
+            if lacking := [one for one in names if one not in tensors]:
+                raise Refused(f"{folder}: {lacking[0]} is missing")
+            a, b = (tensors[one].float() for one in names)
+            wanted = ((stored.rank, layer.in_features), (layer.out_features, stored.rank))
+            if (tuple(a.shape), tuple(b.shape)) != wanted:
+                found = f"{tuple(a.shape)} and {tuple(b.shape)} instead of {wanted[0]} and {wanted[1]}"
+                raise Refused(f"{folder}: the matrices of {name} are {found}; the adapter belongs to another model")
+            if stored.rank > min(layer.in_features, layer.out_features):
+                raise Refused(f"{folder}: rank {stored.rank} is above the rank of the matrix {name}")
+            merged = layer.weight.float() + stored.scaling * (b @ a).to(layer.weight.device)
+            layer.weight.data.copy_(merged)
+
+
+def read(folder: Path) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
+    """Return the settings and the tensors of an adapter, under our names. Raises Refused."""
+    from safetensors import SafetensorError
+
+    try:
+        stored = read_adapter(model_files.load(folder, CONFIG))
+        file = model_files.held(folder, WEIGHTS)
+        tensors = tensor_file.read(file)
+    except FileNotFoundError as error:
+        raise Refused(
+            f"{folder} is not a whole adapter: {Path(str(error.filename or WEIGHTS)).name} is missing"
+        ) from None
+    except (ConfigError, UnusableDocument) as error:
+        raise Refused(f"{folder}: {error}") from None
+    except (SafetensorError, OSError) as error:
+        raise Refused(f"{folder / WEIGHTS} is damaged or not a safetensors file: {error}") from None
+    if odd := [name for name in tensors if not name.startswith(PREFIX) or part_of(name) not in MATRICES]:
+        raise Refused(f"{folder}: the adapter changes {listed(odd)}; known: the matrices {', '.join(MATRICES)}")
+    if odd := [name for name, one in tensors.items() if not one.isfinite().all()]:
+        raise Refused(f"{folder}: {listed(odd)} has numbers that are not finite")
+    if not tensors:
+        raise Refused(f"{folder / WEIGHTS} has no tensors")
+    return stored, {name.removeprefix(PREFIX): one for name, one in tensors.items()}
+
+
+def matrices(model: Decoder) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the matrices inside the blocks by name."""
+    for name, one in model.named_modules():
+        if name.rpartition(".")[2] in MATRICES and isinstance(one, nn.Linear):
+            yield name, one
+
+
+def layer_of(name: str) -> str:
+    """Return the layer of a tensor `<layer>.lora_A.weight` or `<layer>.lora_B.weight`, "" for other names."""
+    for end in (".lora_A.weight", ".lora_B.weight"):
+        if name.endswith(end):
+            return name.removesuffix(end)
+    return ""
+
+
+def part_of(name: str) -> str:
+    """Return the last part of the layer of a tensor: `q_proj`."""
+    return layer_of(name).rpartition(".")[2]
+
+
+def shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(one.shape) for name, one in tensors.items()}
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(sorted(names)[:SHOWN])}{more}"

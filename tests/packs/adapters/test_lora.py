@@ -1,0 +1,244 @@
+"""Adapters: only adapters learn, in training from a base model to a chat; artifacts, faults, and the memory."""
+
+import json
+import os
+import shutil
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.config import ConfigError, Input
+from packs.adapters.control.flags import AdapterFlags
+from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, sides, with_adapter
+from packs.adapters.trainer.lora import Lora
+from tests.trainer.conftest import TINY, tiny
+from tests.trainer.model.test_model import IDS, LLAMA, QWEN2, QWEN3, random_model
+from tests.trainer.test_phases import chat_phase, hashes, run
+from trainer import loop, memory, tensor_file
+from trainer.checkpoints.checkpoint import open_final
+from trainer.config import load_phase
+from trainer.errors import Refused
+from trainer.model import changes, export
+from trainer.model.decoder import Decoder
+from trainer.recipes import PROFILES
+
+BASE = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+
+
+def adapted(phase: str = "sft", **changed) -> AdapterPhaseConfig:
+    config = with_adapter(AdapterFlags(adapter="lora"), chat_phase(phase, steps=12))
+    adapter = replace(config.adapter, **changed.pop("adapter", {"rank": 4, "alpha": 8.0}))
+    return replace(config, adapter=adapter, **changed)
+
+
+def attached(model: Decoder, config: AdapterPhaseConfig, std: float = 0.0) -> Decoder:
+    """Return a model with an adapter, with B drawn from `std`."""
+    model.requires_grad_(False)
+    Lora().attach(model, replace(config, model=model.config, sequence_len=64))
+    generator = torch.Generator().manual_seed(8)
+    for name, one in model.named_parameters():
+        if name.endswith("lora_B.weight"):
+            one.data.normal_(std=std, generator=generator)
+    return model
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_adapter_is_trained_resumed_continued_and_used(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny(steps=6)) == 0
+    config = adapted("mid", adapter={"rank": 4, "alpha": 8.0, "dropout": 0.2})
+    assert run(world, monkeypatch, "mid", config, world.making("mid", base=BASE)) == 0
+    stops = iter([False] * 4 + [True] + [False] * 100)
+    parted = replace(world.making("mid", "e" * 64, base=BASE), name="mid_checkpoints/parted")
+    with monkeypatch.context() as hasty:
+        hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: next(stops)))
+        assert run(world, monkeypatch, "mid", config, parted) == 75
+    assert run(world, monkeypatch, "mid", config, parted) == 0
+    mid = world.store / "mid_checkpoints/tiny"
+    assert hashes(world.store / "mid_checkpoints/parted") == hashes(mid)
+
+    learnt = open_final(mid).tensors("model")
+    assert {name.rpartition(".lora_")[2] for name in learnt} == {"A.weight", "B.weight"}
+    assert sum(one.numel() for one in learnt.values()) == config.num_learning < TINY.num_params / 5
+    about = changes.read_changed(mid / "hf")
+    assert (about.name, about.fingerprint) == (BASE.name, BASE.fingerprint)
+    assert {"config.json", "tokenizer.json", "adapter_config.json", "adapter_model.safetensors"} <= {
+        one.name for one in (mid / "hf").iterdir()
+    }
+    assert not (mid / "hf" / "model.safetensors").exists()
+
+    before = Input(name="mid_checkpoints/tiny", fingerprint="f" * 64)
+    making = world.making("sft", mid=before, base=BASE)
+    assert run(world, monkeypatch, "sft", replace(config, phase="sft"), making) == 0
+    sft = world.store / "sft_checkpoints/tiny"
+    assert changes.read_changed(sft / "hf") == about
+    first = json.loads((sft / "metrics.jsonl").read_text().splitlines()[0])
+    last = json.loads((mid / "metrics.jsonl").read_text().splitlines()[-1])
+    assert first["loss"] < 1.1 * last["loss"]  # the phase sft has continued the adapter of mid
+    capfd.readouterr()
+    other = adapted("sft", adapter={"rank": 2})
+    assert run(world, monkeypatch, "sft", other, replace(making, fingerprint="d" * 64)) == 2
+    assert "has rank 4 or targets other than this phase" in capfd.readouterr().err
+    assert run(world, monkeypatch, "sft", chat_phase("sft", steps=3), replace(making, fingerprint="c" * 64)) == 0
+    assert (world.store / "sft_checkpoints/tiny/hf/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_merged_model_equals_the_model_with_an_adapter(tmp_path, shape, rslora):
+    config = adapted(
+        model=shape, sequence_len=64, adapter={"rank": 4, "rslora": rslora, "targets": MATRICES[:3] + MATRICES[5:]}
+    )
+    plain, apart, merged = random_model(shape), attached(random_model(shape), config, std=0.01), random_model(shape)
+    Lora().write(tmp_path, apart, config, changes.ChangedModel(name="x", fingerprint="y", weights_sha256="z"))
+    Lora().apply(merged, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(apart(IDS), merged(IDS), rtol=1e-5, atol=1e-5)
+        assert (apart(IDS) - plain(IDS)).abs().max() > 0.01
+    again = attached(random_model(shape), config)
+    Lora().restore(again, tmp_path)
+    assert all(torch.equal(one, again.state_dict()[name]) for name, one in apart.state_dict().items())
+
+
+def test_only_adapters_get_gradients_and_dropout_is_repeated_under_recomputation():
+    config, grads = adapted(adapter={"rank": 4, "dropout": 0.5}), []
+    for recompute in (False, True):
+        model = attached(random_model(TINY), config, std=0.1)
+        model.recompute = recompute
+        torch.manual_seed(4)
+        model.loss(IDS[:, :30] % TINY.vocab_size, IDS[:, 1:31] % TINY.vocab_size).backward()
+        grads.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
+        assert grads[-1].keys() == model.learning_state().keys()
+    assert all(torch.equal(one, grads[1][name]) for name, one in grads[0].items())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"adapter": {"rank": 17}}, "rank is 17; the matrix k_proj has rank 16 at most"),
+        ({"adapter": {"targets": ("q_proj", "lm_head")}}, "lm_head cannot be adapted; known: q_proj"),
+        ({"adapter": {"targets": ()}}, "targets must name at least one matrix"),
+        ({"adapter": {"kind": "dora"}}, "adapter is 'dora'; known: lora"),
+        ({"adapter": {"dropout": 1.0}}, "dropout is 1.0; it must be below 1"),
+        ({"dtype": "float8"}, "adapters are trained in bfloat16 or float32 only"),
+        ({"parallel": "fsdp"}, "adapters are trained with ddp only"),
+        ({"model": replace(TINY, mlp="relu2")}, "the model has no gate_proj"),
+    ],
+)
+def test_impossible_adapter_is_refused(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        adapted(**changed)
+
+
+def test_adapter_of_rl_is_refused_and_base_trains_a_whole_model():
+    assert with_adapter(AdapterFlags(adapter="lora"), tiny()) == tiny()
+    with pytest.raises(ConfigError, match="for mid and sft only; the phase rl trains a whole model"):
+        with_adapter(AdapterFlags(adapter="lora"), PROFILES["smoke"]().phases["rl"])
+
+
+def test_settings_of_an_adapter_pass_through_the_file_of_a_step():
+    config = adapted(adapter={"rank": 4, "targets": ("q_proj", "v_proj")})
+    found = load_phase(json.loads(json.dumps(asdict(config))), "spec")
+    assert found == config and found.digest() == config.digest() != chat_phase("sft", steps=12).digest()
+    assert AdapterConfig(rank=16, alpha=8, rslora=True).scaling == 2.0
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a folder with an adapter of the shape TINY, and a function that changes a file of JSON in the folder."""
+    config = adapted()
+    model = attached(random_model(TINY), config, std=0.02)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    Lora().write(folder, model, config, changes.ChangedModel(name="x", fingerprint="y", weights_sha256="z"))
+    return folder
+
+
+def rewrite(folder: Path, **said: object) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+
+
+def with_tensors(folder: Path, change) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = change(tensor_file.read(path))
+    path.unlink()
+    tensor_file.write(path, tensors)
+
+
+def renamed(old: str, new: str):
+    return lambda folder: with_tensors(folder, lambda found: {one.replace(old, new): t for one, t in found.items()})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is missing"),
+        (lambda folder: os.truncate(folder / "adapter_model.safetensors", 3000), "damaged or not a safetensors file"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json"),
+        (lambda folder: rewrite(folder, peft_type="VERA"), "peft_type is 'VERA'; supported: LORA"),
+        (lambda folder: rewrite(folder, use_dora=True), "use_dora is True, which is not supported"),
+        (lambda folder: rewrite(folder, r=0), "rank is 0"),
+        (lambda folder: rewrite(folder, r="4"), "r is of the wrong kind"),
+        (lambda folder: rewrite(folder, r=2), "instead of .* the adapter belongs to another model"),
+        (lambda folder: rewrite(folder, target_modules=["lm_head"]), "lm_head cannot be adapted"),
+        (renamed("q_proj", "c_attn"), "changes base_model.model.model.layers.0.self_attn.c_attn.lora_A.weight"),
+        (renamed("layers.1", "layers.7"), "layers.7.* which the model does not have"),
+        (
+            lambda folder: with_tensors(folder, lambda found: {n: t for n, t in found.items() if "lora_B" not in n}),
+            "lora_B.weight is missing",
+        ),
+        (
+            lambda folder: with_tensors(folder, lambda found: {n: t * torch.nan for n, t in found.items()}),
+            "has numbers that are not finite",
+        ),
+        (lambda folder: with_tensors(folder, lambda found: {"x": torch.ones(1)}), "the adapter changes x; known"),
+    ],
+)
+def test_unusable_adapter_is_refused_in_words(stored, damage, said):
+    damage(stored)
+    with pytest.raises(Refused, match=said):
+        Lora().apply(random_model(TINY), stored)
+
+
+def test_adapter_of_other_weights_or_of_another_vocabulary_is_refused(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
+    assert run(world, monkeypatch, "sft", adapted(), world.making("sft", base=BASE)) == 0
+    joined = world.root / "joined"
+    joined.mkdir()
+    (joined / "hf").symlink_to(world.store / "sft_checkpoints/tiny/hf")
+    with pytest.raises(Refused, match="changes? .*the model base_checkpoints/tiny, and no whole model"):
+        export.read(joined / "hf")
+    base = world.root / "base"
+    shutil.copytree(world.store / "base_checkpoints/tiny/hf", base)
+    (joined / "base").symlink_to(base)
+    whole = export.read(joined / "hf")
+    assert not torch.equal(
+        whole.model.layers[0].mlp.up_proj.weight, export.read(base).model.layers[0].mlp.up_proj.weight
+    )
+    (base / "model.safetensors").unlink()
+    other = random_model(TINY).state_dict()
+    export.write_weights(base, other, torch.float32)
+    with pytest.raises(Refused, match="base_checkpoints/tiny with weights .* Use the model of the training"):
+        export.read(joined / "hf")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "vocab_size": 321}))
+    (base / "model.safetensors").unlink()
+    export.write_weights(base, random_model(replace(TINY, vocab_size=321)).state_dict(), torch.float32)
+    with pytest.raises(Refused, match="a model of another shape"):
+        export.read(joined / "hf")
+
+
+def test_estimate_counts_the_adapter_and_the_frozen_model():
+    whole = PROFILES["smollm2_135m"]().phases["sft"]
+    config = with_adapter(AdapterFlags(adapter="lora"), whole)
+    mine, other = memory.estimate(config), memory.estimate(whole)
+    assert config.num_learning == 30 * 32 * sum(map(sum, sides(config.model).values())) == 9_768_960
+    assert mine.gradients == 4 * config.num_learning and mine.optimizer == 8 * config.num_learning
+    assert mine.frozen == 2 * whole.model.num_params and mine.total < other.total
+    state = [one.gradients + one.optimizer + memory.host_bytes(of) for one, of in ((mine, config), (other, whole))]
+    assert state[0] <= 0.25 * state[1]
+    assert 0.6 < config.flops_per_token(512) / whole.flops_per_token(512) < 0.8
