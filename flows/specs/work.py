@@ -229,10 +229,10 @@ def typed_sizes(spec: WorkSpec) -> dict[str, int]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def phase_changes(added: Iterable[Any]) -> list[Any]:
-    """Return the functions that change the configuration of a phase, for the flags given."""
-    found = [one for one in added if isinstance(one, PhaseFlags) and one.change and nondefault_flags(one)]
-    return [functools.partial(packs.load(one.change), one) for one in found]
+def phase_changes(added: Iterable[Any]) -> dict[str, Any]:
+    """Return the functions that change the configuration of a phase, by the flags given."""
+    found = {name: one for one in added if isinstance(one, PhaseFlags) and one.change for name in nondefault_flags(one)}
+    return {f"--{name}": functools.partial(packs.load(one.change), one) for name, one in found.items()}
 
 
 def filled(spec: S, values: Mapping[str, Any]) -> S:

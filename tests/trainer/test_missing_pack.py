@@ -14,6 +14,8 @@ from serve import model_kinds
 from store import packs
 from tests.trainer.conftest import TINY
 from trainer.config import load_phase
+from trainer.errors import Refused
+from trainer.model import changes
 from trainer.model.huggingface import config_json, model_config
 from trainer.plan.training_request import parse_phases, profile_named
 from trainer.records import model_config as shapes
@@ -70,6 +72,16 @@ def test_block_decoding_model_and_the_sizes_of_its_phase_are_refused(without_pac
     assert filled(LaunchSpec(), {"block_size": 5, "seed": 7}) == LaunchSpec(seed=7)
     with pytest.raises(UsageError, match="dlm belongs to the pack blocks"):
         parse_phases("sft+dlm")
+
+
+def test_adapter_is_refused_as_a_flag_a_setting_and_a_stored_change(without_packs):
+    lacking = "belongs to the pack adapters, and packs/adapters is missing"
+    assert f"launch --adapter {lacking}" in packs.missing_pack_message("command_flags", "launch --adapter")
+    with pytest.raises(ConfigError, match=f"spec: adapter {lacking}"):
+        load_phase({"phase": "sft", "adapter": {"rank": 4}}, "spec")
+    (without_packs / "adapter_config.json").write_text("{}")
+    with pytest.raises(Refused, match=f"adapter_config.json {lacking}"):
+        changes.change_in(without_packs)
 
 
 @pytest.mark.parametrize("raw", [ONE_BIT, ROUNDED, OURS], ids=["1bitLLM", "bitnet", "ours"])

@@ -287,7 +287,8 @@ def _phase(
         config = phase_options.with_options(config, wanted.options)  # user options override import defaults
     if config.rl is not None and wanted.rl:
         config = replace(config, rl=replace(config.rl, **wanted.rl))
-    code = (*TRAIN, *code_of(PHASES[phase].module), *READ.get(PHASES[phase].reads, ()))
+    modules = filter(None, (PHASES[phase].module, config.change))
+    code = (*TRAIN, *(one for module in modules for one in code_of(module)), *READ.get(PHASES[phase].reads, ()))
     code = tuple(dict.fromkeys((*code, *(one for each in config.model.features for one in code_of(each.hooks)))))
     words = ("-m", "trainer", WORD if PHASES[phase].extension else phase)
     return Node(phase, f"{PHASES[phase].folder}/{tag}", words, code, config, inputs)

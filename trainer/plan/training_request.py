@@ -8,7 +8,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,13 @@ class TrainingRequest:
     """Choice for a phase of `phases` made by different code: `keep`, `remake`, or "" = undecided."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the profile's fields of `CheckpointOptions`."""
-    changes: Sequence[Callable[[PhaseConfig], PhaseConfig]] = ()
-    """Functions of packs that change the configuration of each requested phase, from flags."""
+    changes: Mapping[str, Callable[[PhaseConfig], PhaseConfig]] = field(default_factory=dict)
+    """Functions of packs that change the configuration of each requested phase, by flag."""
 
     def with_changes(self, config: PhaseConfig) -> PhaseConfig:
         """Return the configuration of a phase with the changes of packs, for a requested phase."""
-        return functools.reduce(
-            lambda one, change: change(one), self.changes if config.phase in self.phases else (), config
-        )
+        changes = self.changes.values() if config.phase in self.phases else ()
+        return functools.reduce(lambda one, change: change(one), changes, config)
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
@@ -159,7 +158,10 @@ def _with_own(profile: Profile) -> Profile:
 def profile_before(wanted: TrainingRequest) -> Profile:
     """Return the profile with the changes of packs, before the options are applied."""
     found = profile_named(wanted.profile)
-    return replace(found, phases={name: wanted.with_changes(one) for name, one in found.phases.items()})
+    phases = {name: wanted.with_changes(one) for name, one in found.phases.items()}
+    if wanted.changes and phases == found.phases:
+        raise UsageError(f"{listed([*wanted.changes])}: no effect on the phase {listed(wanted.phases)}")
+    return replace(found, phases=phases)
 
 
 def profile_of(wanted: TrainingRequest) -> Profile:

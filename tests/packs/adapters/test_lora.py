@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.config import ConfigError, Input
+from data.config import ConfigError, Input, Persona
+from flows.specs.work import phase_changes
+from infra.errors import UsageError
 from packs.adapters.control.flags import AdapterFlags
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, sides, with_adapter
 from packs.adapters.trainer.lora import Lora
@@ -23,7 +25,9 @@ from trainer.config import load_phase
 from trainer.errors import Refused
 from trainer.model import changes, export
 from trainer.model.decoder import Decoder
+from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
+from trainer.records.phase_registry import starts_from
 
 BASE = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
 
@@ -137,6 +141,24 @@ def test_adapter_of_rl_is_refused_and_base_trains_a_whole_model():
     assert with_adapter(AdapterFlags(adapter="lora"), tiny()) == tiny()
     with pytest.raises(ConfigError, match="for mid and sft only; the phase rl trains a whole model"):
         with_adapter(AdapterFlags(adapter="lora"), PROFILES["smoke"]().phases["rl"])
+
+
+def test_plan_gives_the_adapter_to_requested_phases_and_the_changed_model_to_later_ones():
+    flags = phase_changes([AdapterFlags(adapter="lora"), AdapterFlags()])
+    wanted = TrainingRequest(
+        phases=("mid", "sft"), persona=Persona(name="Bosun", maker="a crew", purpose="to answer"), changes=flags
+    )
+    nodes = recipe(replace(wanted, options={"sft.adapter.rank": "8", "sft.optimizer.lr": "2e-3"}))
+    assert isinstance(nodes["mid"].spec, AdapterPhaseConfig) and not isinstance(nodes["base"].spec, AdapterPhaseConfig)
+    assert (nodes["sft"].spec.adapter.rank, nodes["sft"].spec.optimizer.lr) == (8, 2e-3)
+    assert (nodes["mid"].spec.adapter.rank, nodes["mid"].spec.optimizer.lr) == (32, 1e-3)
+    assert "packs/adapters" in nodes["sft"].code and "packs/adapters" not in nodes["base"].code
+    assert {"mid", "base"} <= nodes["sft"].inputs.keys()
+    alone = recipe(replace(wanted, phases=("sft",)))
+    assert not isinstance(alone["mid"].spec, AdapterPhaseConfig) and "base" not in alone["sft"].inputs
+    assert starts_from("sft", nodes["sft"].inputs) == "mid" and starts_from("mid", nodes["sft"].inputs) == "base"
+    with pytest.raises(UsageError, match="--adapter: no effect on the phase base"):
+        recipe(replace(wanted, phases=("base",)))
 
 
 def test_settings_of_an_adapter_pass_through_the_file_of_a_step():
