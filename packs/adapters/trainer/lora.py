@@ -41,11 +41,36 @@ class AdaptedLinear(Linear):
             self.lora_B = nn.Linear(adapter.rank, base.out_features, bias=False, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        product = super().forward(x)
-        given = F.dropout(x, self.dropout) if self.dropout and torch.is_grad_enabled() else x
-        thin = F.linear(given, self.lora_A.weight.to(x.dtype)).flatten(0, -2)  # (tokens, rank)
-        up = self.lora_B.weight.to(x.dtype).t()
-        return torch.addmm(product.flatten(0, -2), thin, up, alpha=self.scaling).view_as(product)
+        a, b = self.lora_A.weight, self.lora_B.weight
+        if self.dropout and torch.is_grad_enabled():
+            thin = F.linear(F.dropout(x, self.dropout), a.to(x.dtype))
+            return super().forward(x) + self.scaling * F.linear(thin, b.to(x.dtype))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        found: Tensor = AdaptedProduct.apply(x, self.weight.to(x.dtype), bias, a, b, self.scaling)
+        return found
+
+
+class AdaptedProduct(torch.autograd.Function):
+    """W x + bias + scaling * B A x with gradients of x, A and B; in-place sums save copies of the products."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+        """Return the product (..., outputs) for x (..., inputs), weight (outputs, inputs), a and b in float32."""
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        found, thin = F.linear(x, weight, bias), F.linear(x, a).flatten(0, -2)  # thin: (tokens, rank)
+        found.view(-1, found.shape[-1]).addmm_(thin, b.t(), alpha=scaling)
+        ctx.save_for_backward(x, weight, a, b, thin)
+        ctx.scaling = scaling
+        return found
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
+        x, weight, a, b, thin = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        of_thin = (rows @ b).mul_(ctx.scaling)  # (tokens, rank)
+        x_grad = (rows @ weight).addmm_(of_thin, a).view_as(x) if ctx.needs_input_grad[0] else None
+        a_grad = of_thin.t() @ x.flatten(0, -2)
+        return x_grad, None, None, a_grad.float(), (rows.t() @ thin).float().mul_(ctx.scaling), None
 
 
 class Lora(ModelChange):

@@ -15,7 +15,7 @@ from flows.specs.work import phase_changes
 from infra.errors import UsageError
 from packs.adapters.control.flags import AdapterFlags
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, sides, with_adapter
-from packs.adapters.trainer.lora import Lora
+from packs.adapters.trainer.lora import AdaptedLinear, Lora
 from tests.trainer.conftest import TINY, tiny
 from tests.trainer.model.test_model import IDS, LLAMA, QWEN2, QWEN3, random_model
 from tests.trainer.test_phases import chat_phase, hashes, run
@@ -24,7 +24,7 @@ from trainer.checkpoints.checkpoint import open_final
 from trainer.config import load_phase
 from trainer.errors import Refused
 from trainer.model import changes, export
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, Linear
 from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import starts_from
@@ -105,6 +105,21 @@ def test_merged_model_equals_the_model_with_an_adapter(tmp_path, shape, rslora):
     again = attached(random_model(shape), config)
     Lora().restore(again, tmp_path)
     assert all(torch.equal(one, again.state_dict()[name]) for name, one in apart.state_dict().items())
+
+
+def test_gradients_of_an_adapted_matrix_equal_the_gradients_of_the_formula():
+    torch.manual_seed(2)
+    base, adapter = Linear(6, 5, bias=True).requires_grad_(False), AdapterConfig(rank=3, alpha=6)
+    layer, x = AdaptedLinear(base, adapter), torch.randn(2, 4, 6)
+    a, b = (one.weight.data.normal_().clone().requires_grad_() for one in (layer.lora_A, layer.lora_B))
+    mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, wanted = layer(mine), other @ base.weight.t() + base.bias + 2.0 * (other @ a.t() @ b.t())
+    torch.testing.assert_close(found, wanted)
+    for one in (found, wanted):
+        one.square().sum().backward()
+    for one, same in ((mine, other), (layer.lora_A.weight, a), (layer.lora_B.weight, b)):
+        torch.testing.assert_close(one.grad, same.grad)
+    assert layer.weight.grad is None and layer.bias.grad is None
 
 
 def test_only_adapters_get_gradients_and_dropout_is_repeated_under_recomputation():
