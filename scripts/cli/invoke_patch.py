@@ -347,6 +347,7 @@ class CommandParser:
         self.is_help_of_all = False
         self.is_rest = False  # the words after a command such as docs are a question, also names of commands
         self.in_front: dict[str, str] = {}  # pack flags before the first command, by argument name
+        self.bare: dict[int, str] = {}  # bare words by the id of their argument
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
@@ -411,6 +412,7 @@ class CommandParser:
         if argument.raw_value is not None and argument.kind is not list:
             raise usage_error(f"{taken} is already given, and {word!r} is no task", word, self.contexts, here.name)
         self.set_value(here, argument, taken.upper(), word)
+        self.bare[id(argument)] = word
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
         """Parse a flag and the value. Raises Exit with code 2 for an unknown flag or a bad value."""
@@ -426,6 +428,9 @@ class CommandParser:
             here.flags[here.inverse_flags[flag]].set_value(False, cast=False)
         elif flag in here.flags:
             argument = here.flags[flag]
+            if argument.kind is not list and (word := self.bare.get(id(argument))):
+                model = f"; for a model: --model {word}" if "--model" in here.flags and argument.name != "model" else ""
+                raise Exit(f"inv {here.name}: {word!r} is already the value of {flag}; leave out one{model}", code=2)
             if not argument.takes_value:
                 if equals:
                     raise Exit(f"inv {here.name}: {flag} takes no value", code=2)

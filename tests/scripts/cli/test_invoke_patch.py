@@ -68,6 +68,10 @@ def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
         ),
         (["--help", "lunch"], "inv: no task 'lunch'; did you mean launch?\n"),
         (["--list", "nowhere"], "inv: Sub-collection 'nowhere' not found!\n"),
+        (
+            ["status", "brave-otter-3", "--run", "calm-owl-1"],
+            "inv status: 'brave-otter-3' is already the value of --run; leave out one\n",
+        ),
         (["status", "brave-otter-3", "calm-owl-1"], "inv status: run is already given, and 'calm-owl-1' is no task; "),
         (["fail", "--kind", "usage"], "inv fail: so it is\n"),
         (["fail", "--kind", "config"], "inv fail: so it is\n"),
