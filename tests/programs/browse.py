@@ -4,8 +4,8 @@
 
 A visit is {"name", "path", "wait": a text, "dark", "narrow", "say": a message for the chat, "fill": values of fields by
 their labels, "press": a button that asks, "answer": the button that answers}. Prints JSON: for each visit the text and
-buttons, the question, the sent actions, serious findings of axe, the excess width, the errors of the browser, the
-requested hosts. Pictures go to FOLDER.
+buttons, the question, the sent actions, serious findings of axe, the excess width, table cells outside a narrow window,
+the errors of the browser, the requested hosts. Pictures go to FOLDER.
 """
 
 import json
@@ -17,6 +17,9 @@ from playwright.sync_api import Page, sync_playwright
 
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 800}
 WAIT_MS = 90_000
+# Cells of the tables of objects (pods, offers, ...) outside the window.
+CUT_CELLS = """[...document.querySelectorAll('.stack td')].filter(one => one.getBoundingClientRect().right > innerWidth)
+    .map(one => one.dataset.title + ' ' + one.innerText)"""
 HELD_MS = 2500  # hold a button down for longer than the interval between updates
 
 
@@ -74,6 +77,7 @@ def visit(page: Page, base: str, one: dict, folder: Path, axe: str, errors: list
         "command": page.inner_text("#command"),
         "charts": page.locator(".chart canvas").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))"),
         "serious": [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in bad],
+        "cut_cells": page.evaluate(CUT_CELLS) if one.get("narrow") else [],
         "too_wide": page.evaluate("document.documentElement.scrollWidth - innerWidth"),
         "errors": list(errors),
     }

@@ -144,6 +144,7 @@ def test_every_view_shows_real_work(world, tmp_path):
         assert one["serious"] == [], name
         assert one["errors"] == [], name
         assert one["too_wide"] <= 0, name
+        assert one["cut_cells"] == [], name
         assert one["command"].startswith("inv "), name
         assert not ACTS & set(one["buttons"]), name
     seen = said["visits"]
@@ -191,7 +192,7 @@ def test_page_shows_a_rehearsal_with_a_preemption(world, tmp_path):
     finally:
         world.inv("rehearse", "--stop")
     for name, one in said.items():
-        assert (one["serious"], one["errors"]) == ([], []) and one["too_wide"] <= 0, name
+        assert (one["serious"], one["errors"], one["cut_cells"]) == ([], [], []) and one["too_wide"] <= 0, name
         ends = "ckpt.list" if "data" in name else "--rehearse"
         assert one["command"].splitlines()[0].endswith(ends), name
     assert "its pod was lost" in said["rehearsed"]["text"] and "no files of this run" in said["rehearsed-logs"]["text"]

@@ -93,13 +93,14 @@ export function spark(values) {
   return s("svg", { class: "spark", viewBox: "0 0 96 22", "aria-hidden": "true" }, s("polyline", { points: points.join(" ") }));
 }
 
-// Creates a table. Headings are `[title, kind]`; kind is "number", "wrap" or absent. Rows are lists of cells.
+// Creates a table. Headings are `[title, kind]`; kind is "number", "wrap", "hidden" (title for screen readers) or absent.
+// Rows are lists of cells. On a narrow screen, the rows of a table of four or more columns become cards.
 export function table(headings, rows, label) {
   const kinds = headings.map((one) => (Array.isArray(one) ? one[1] : ""));
   const titles = headings.map((one) => (Array.isArray(one) ? one[0] : one));
-  const head = h("tr", {}, titles.map((one, at) => h("th", { scope: "col", class: kinds[at] }, one)));
-  const body = rows.map((row) => h("tr", {}, row.map((cell, at) => h("td", { class: kinds[at] }, cell ?? ""))));
-  return scroll(label, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  const head = h("tr", {}, titles.map((one, at) => h("th", { scope: "col", class: kinds[at] }, kinds[at] === "hidden" ? h("span", { class: "hidden" }, one) : one)));
+  const body = rows.map((row) => h("tr", {}, row.map((cell, at) => h("td", { class: kinds[at] === "hidden" ? "" : kinds[at], "data-title": titles[at] }, cell ?? ""))));
+  return scroll(label, h("table", { class: headings.length > 3 ? "stack" : "" }, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 export const scroll = (label, inner) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, inner);

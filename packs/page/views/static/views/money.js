@@ -30,7 +30,7 @@ export const pods = simple("Pods", "pods", ({ pods: rows, usd_per_hour: rate }) 
   const cells = rows.map((one) => [
     h("a", { href: `#/curves?runs=${encodeURIComponent(one.run)}` }, one.run), one.provider, state(one.state), one.usd_per_hour ? `${usd(one.usd_per_hour)}/h` : "free",
     one.limit_usd ? `${usd(one.spent_usd)} of ${usd(one.limit_usd)}` : usd(one.spent_usd), one.limit_in_s === null ? "no limit" : duration(one.limit_in_s),
-    one.ends.length ? one.ends.map((end) => h("div", {}, end)) : h("span", { class: "soft" }, "nobody but you: it costs nothing"), gpus(one), ago(one.seen_at, one.clock_scale),
+    one.ends.length ? one.ends.map((end) => h("div", {}, end)) : h("span", { class: "soft" }, "no end: the pod costs nothing"), gpus(one), ago(one.seen_at, one.clock_scale),
     one.ssh ? h("code", {}, typed(`inv ssh ${one.run}`)) : "", one.owner_kind === "service" ? "" : actButton("End", { act: "down", name: one.run }, true),
   ]);
   return [
@@ -89,7 +89,7 @@ const listing = (found) => {
   const rows = shown.slice(0, 200).map((one) => [...(marks ? [one.mark] : []), one.gpu ? `${one.num_gpus}× ${one.gpu}` : "no GPU", usd(one.usd_per_hour), one.usd_per_gpu_hour ? usd(one.usd_per_gpu_hour) : "", one.provider, one.spot ? "spot" : "on demand", one.where, size(one.gpu_memory_bytes), one.cpus ?? "", size(one.memory_bytes), size(one.disk_bytes)]);
   return [
     found.why && h("p", { class: "card" }, found.why), ...found.silent.map((one) => h("p", { class: "card error" }, one)),
-    rows.length ? card("", table([...(marks ? ["price of"] : []), "GPUs", ["per hour", "number"], ["per GPU-hour", "number"], "provider", "kind", "where", ["GPU memory", "number"], ["CPUs", "number"], ["memory", "number"], ["disk", "number"]], rows, "Offers")) : empty(found.offers.length ? "No offer is like that." : "Nobody has an offer."),
+    rows.length ? card("", table([...(marks ? ["price of"] : []), "GPUs", ["per hour", "number"], ["per GPU-hour", "number"], "provider", "kind", "where", ["GPU memory", "number"], ["CPUs", "number"], ["memory", "number"], ["disk", "number"]], rows, "Offers")) : empty(found.offers.length ? "No offer is like that." : "No vendor has an offer."),
     h("p", { class: "soft small" }, found.seen_at ? `${shown.length} of ${found.count} offers, seen ${moment(found.seen_at)}; asked for again every minute` : `${shown.length} of ${found.count ?? 0} prices`),
   ];
 };

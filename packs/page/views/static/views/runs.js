@@ -1,6 +1,6 @@
 // View of all runs, newest first; selected runs open as overlaid curves.
 
-import { ago, card, duration, empty, h, number, percent, put, spark, state, usd } from "../dom.js";
+import { ago, card, duration, empty, h, number, percent, put, spark, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
 import { command, go } from "../page.js";
 
@@ -33,16 +33,13 @@ export function open(place, query) {
 }
 
 function listed(runs, chosen, draw) {
-  const headings = ["compare", "run", "state", "steps", ["step", "number"], ["loss", "number"], "curve", ["tok/s", "number"], ["MFU", "number"], ["cost", "number"], ["time", "number"], "seen"];
-  const kinds = headings.map((one) => (Array.isArray(one) ? one[1] : ""));
-  const head = h("tr", {}, headings.map((one, at) => h("th", { scope: "col", class: kinds[at] }, at === 0 || at === 6 ? h("span", { class: "hidden" }, one) : Array.isArray(one) ? one[0] : one)));
-  const body = runs.map((one) => {
+  const headings = [["compare", "hidden"], "run", "state", "steps", ["step", "number"], ["loss", "number"], ["curve", "hidden"], ["tok/s", "number"], ["MFU", "number"], ["cost", "number"], ["time", "number"], "seen"];
+  const rows = runs.map((one) => {
     const tick = one.service ? "" : h("input", { type: "checkbox", "data-focus": one.run, "aria-label": `Compare ${one.run}`, checked: chosen.has(one.run), onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](one.run); draw(); } });
-    const cells = [tick, h("a", { href: one.service ? "#/services" : `#/curves?runs=${encodeURIComponent(one.run)}`, "data-focus": `open ${one.run}` }, one.run), [state(one.state), h("span", { class: "soft small" }, ` ${one.provider}`)], bars(one.steps ?? []),
+    return [tick, h("a", { href: one.service ? "#/services" : `#/curves?runs=${encodeURIComponent(one.run)}`, "data-focus": `open ${one.run}` }, one.run), [state(one.state), h("span", { class: "soft small" }, ` ${one.provider}`)], bars(one.steps ?? []),
       one.train_step?.toLocaleString("en"), number(one.loss), spark(one.curve ?? []), number(one.tokens_per_s), percent(one.mfu), usd(one.spent_usd), duration(one.elapsed_s), one.is_live ? ago(one.seen_at, one.clock_scale) : ""];
-    return h("tr", {}, cells.map((cell, at) => h("td", { class: kinds[at] }, cell ?? "")));
   });
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  return table(headings, rows, "Runs");
 }
 
 export function bars(steps) {
