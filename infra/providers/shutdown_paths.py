@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.providers import Abilities
-from infra.units import in_usd
+from infra.units import duration, in_usd
 from store import packs
 
 HANGS = "the machine hangs"
@@ -39,9 +39,9 @@ def ends_of(
     limit_s = hard_limit_s(limits)
     timer = NOTHING
     if limit_s is not None and can.start_timer:
-        timer = f"the dead-man timer in the container after {_hours(limit_s)}"
+        timer = f"the dead-man timer in the container after {duration(limit_s)}"
     if limit_s is not None and can.time_limit:
-        timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
+        timer = f"{name}'s own timer after {duration(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
     if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
         timer = f"{name}'s own limit of {in_usd(limits.spend_micro_usd)}"
     is_gone = can.self_terminate == "pod_credential" or self_end
@@ -58,7 +58,9 @@ def ends_of(
         own = f"{name}'s own limit of {amount}" if can.spend_limit else timer
         found.append(End(f"{amount} are spent", at_limit, own))
     if limits.time_s is not None:
-        found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
+        cost = in_usd(math.ceil(limits.micro_usd_per_hour * limits.time_s / 3600))
+        most = f" ({cost})" if limits.micro_usd_per_hour else ""
+        found.append(End(f"{duration(limits.time_s)} have passed{most}", at_limit, timer))
     by_itself = "the pod deletes itself" if is_gone else "the process that follows the run, or the next inv command"
     by_itself = f"{name}'s controller" if is_engine else by_itself
     if stays:
@@ -79,7 +81,7 @@ def ends_of(
         found.append(End(TAKEN, *taken))
     found.append(End(HANGS, "the process that follows the run, or the next inv command, at a limit", outside))
     if limits.idle_gpu_s is not None:
-        found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
+        found.append(End(f"no GPU works for {duration(limits.idle_gpu_s)}", at_limit, timer))
     return found
 
 
@@ -133,7 +135,3 @@ def unattended_ends(name: str, can: Abilities, limits: Limits) -> str:
         if ends
         else (f"a pod at {name} bills until inv runs")
     )
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.4g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min"

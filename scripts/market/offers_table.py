@@ -48,6 +48,11 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
         if costs.is_cut and whole.micro_usd[1] > costs.micro_usd[1]:
             amounts = " / ".join(map(render.cents, whole.micro_usd))
             render.say(f"without a limit: {amounts} USD, {' / '.join(map(estimated, whole.seconds))}")
+        if plan.imitated and preflight.billed(plan) is not plan.imitated:
+            costs = preflight.forecast_of(plan, first, settings)
+            cut = ", ended by a limit" if costs.is_cut else ""
+            bill = " / ".join(map(render.cents, costs.micro_usd))
+            render.say(f"in this rehearsal: {bill} simulated USD{cut}, for the time that this machine needs")
     show_ends(plan.job.limits, first, settings, on_failure, self_end=self_end)
 
 

@@ -189,4 +189,4 @@ def detach_run(op: Op, settings: Settings, as_json: bool) -> None:
 def say_how(op: Op, as_json: bool) -> None:
     if as_json:
         print_json({"run": op.run, "state": "running"})
-    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
+    render.say(f"follow: ./inv logs {op.run} --follow\nwatch: ./inv status --watch\nstop: ./inv down {op.run}")

@@ -49,6 +49,8 @@ def test_launch_without_a_limit_gets_one_from_its_plan_with_the_reason(user):
     assert "times the high estimate of " in said and "based on a table" in said, said
     limit = said.partition("the limit is ")[2].partition(" USD")[0]
     assert 5 <= float(limit) < 150 and f"{limit} USD are spent" in said
+    high = said.partition("times the high estimate of ")[2].partition(" USD")[0]
+    assert re.search(rf"in this rehearsal: \S+ / \S+ / {re.escape(high)} simulated USD", said), said
     (note,) = (one for one in user.json("launch", *L40S, "--dry-run", "--rehearse")["notes"] if "limit is" in one)
     # In a rehearsal the limit follows the simulation, and so the load of this machine.
     assert float(note.partition("the limit is ")[2].partition(" USD")[0]) == pytest.approx(float(limit), rel=0.5)

@@ -11,16 +11,17 @@ from store import packs
 from tests.world import ROOT
 
 BOTH = Limits(time_s=7200, spend_micro_usd=3_000_000, micro_usd_per_hour=1_000_000)
-GUARD = "ends when 3.00 USD are spent or 2 h have passed: the pod's guard saves"
+GUARD = "ends when 3.00 USD are spent or 2 h 00 min have passed (2.00 USD): the pod's guard saves"
 
 
 @pytest.mark.parametrize(("name", "limits", "said"), [
-    ("runpod", BOTH, f"{GUARD}, stops work and deletes the pod; else the dead-man timer in the container after 2 h"),
-    ("lium", BOTH, f"{GUARD} and stops work; else lium's own timer after 2 h"),
+    ("runpod", BOTH, f"{GUARD}, stops work and deletes the pod; else the dead-man timer in the container after "
+     "2 h 00 min"),
+    ("lium", BOTH, f"{GUARD} and stops work; else lium's own timer after 2 h 00 min"),
     ("shadeform", BOTH, f"{GUARD} and stops work; else shadeform's own limit of 3.00 USD or shadeform's own timer "
-     "after 2 h"),
+     "after 2 h 00 min"),
     ("lium", Limits(spend_micro_usd=2_500_000, micro_usd_per_hour=1_000_000),
-     "ends when 2.50 USD are spent: the pod's guard saves and stops work; else lium's own timer after 2.5 h"),
+     "ends when 2.50 USD are spent: the pod's guard saves and stops work; else lium's own timer after 2 h 30 min"),
     ("lium", Limits(), "bills until inv runs"),
 ])  # fmt: skip
 def test_the_plan_names_the_end_of_a_pod_per_vendor_while_the_laptop_is_off(name, limits, said, tmp_path):
