@@ -298,7 +298,8 @@ def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tupl
     trust = share / (share + FIRM[expected.source])
     since_s = max(0.0, gone_s - _last_s(step))  # since the last progress report
     found = trust * spent_s / share * rest + (1 - trust) * work_s * rest + tail_s
-    found = _remaining(found + since_s, since_s)
+    reported_s = (step["record"].get("eta_s") or 0.0) - since_s  # shown beside the result, which is never less
+    found = max(_remaining(found + since_s, since_s), reported_s)
     low, high = expected.low / max(expected.seconds, 1e-9), expected.high / max(expected.seconds, 1e-9)
     doubt = 1 - 0.8 * trust
     return found * (1 - doubt * (1 - low)), found, found * (1 + doubt * (high - 1))

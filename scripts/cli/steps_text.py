@@ -1,5 +1,6 @@
 """Renderers for the steps of a job: a live table, plain timestamped lines, and JSON."""
 
+import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 
 MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
+NARROW = 80  # columns; a narrower terminal shows no progress bars, which would leave no room for the reports
 
 
 def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> "RenderableType":
@@ -29,6 +31,7 @@ def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> 
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("bar", no_wrap=True)
     table.add_column("words")
+    columns = shutil.get_terminal_size().columns
     styles = {"running": "bold", "done": "green", "reused": "green", "failed": "red"}
     for step in progress.get("steps", ()):
         style = styles.get(step["state"], "dim")
@@ -36,8 +39,8 @@ def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> 
         running = step["state"] == "running"
         bar: Any = ""
         share = record["done"] / record["total"] if record.get("total") and "done" in record else record.get("share")
-        if running and share:
-            bar = ProgressBar(total=1.0, completed=share, width=24)
+        if running and share and columns >= NARROW:
+            bar = ProgressBar(total=1.0, completed=share, width=24 if columns >= 100 else 12)
         table.add_row(
             f"[{style}]{MARKS.get(step['state'], '?')}[/]",
             f"[{style}]{step['name']}[/]",

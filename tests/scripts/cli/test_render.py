@@ -48,6 +48,18 @@ def test_text_table_drops_columns_on_a_narrow_terminal_and_wraps_the_rest_at_spa
     assert render.columns(rows, (2, 1), Terminal()).splitlines()[1:] == ["1  1.39 with the", "   disk"]
 
 
+def test_report_of_a_step_is_whole_on_a_narrow_terminal_which_shows_no_bar(monkeypatch):
+    record = {"done": 245_760, "total": 491_520, "unit": "tokens", "loss": 8.3, "tokens_per_s": 310.0, "eta_s": 1561.0}
+    running = {"name": "environment", "state": "running", "started_at": 900.0, "record": record}
+    for width, bar in ((60, 0), (80, 6), (120, 12)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = shown(steps_text.steps_table({"steps": [running]}, 1000.0), width)
+        assert text.count("━") == bar and text.count("\n") <= 3, text
+        assert " ".join(text.replace("━", "").split()).endswith(
+            "50 % of 491,520 tokens, loss 8.300, 310 tok/s, 26 min 01 s left"
+        ), text
+
+
 def test_notes_of_a_run_wrap_between_words_on_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr("sys.stdout", screen := Terminal())
