@@ -183,8 +183,11 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
         return found
     before = last_on(plan, journal)
     if before and before.is_live and plan.job:
-        resolved.asked.check(before)
-        found = replace(found, active_run=before)
+        if resolved.spec.dry_run and (said := resolved.asked.difference(before)):
+            tell(f"{said}. The plan is for a launch after the end of this run: inv down {before.run}")
+        else:
+            resolved.asked.check(before)
+            found = replace(found, active_run=before)
     if vendor.is_rented and plan.job and not found.active_run:
         fit = machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs)
         if taker := engine_of(vendor):

@@ -80,8 +80,8 @@ class TypedLaunch:
         """Return the launch with `--self-end`, which the user chose at the prompt."""
         return replace(self, typed={**self.typed, "self_end": ""}, meant={**self.meant, "self_end": True})
 
-    def check(self, op: Op) -> None:
-        """Raise UsageError with the differences from the launch of the run of `op`, if any."""
+    def difference(self, op: Op) -> str:
+        """Return the differences from the launch of the live run of `op` as a sentence; "" for none."""
         before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}
         other = [flag for flag in self.typed if self.meant[flag] != before["meant"].get(flag)]
         differs = [f"{_shown(flag, self.typed)} (there: {_there(flag, before)})" for flag in other]
@@ -89,11 +89,15 @@ class TypedLaunch:
             differs.append(f"--run-name {self.name}")
         if self.vendors and op.vendor not in self.vendors:
             differs.append(f"a machine of {' or '.join(self.vendors)} (there: {op.vendor})")
-        if differs:
+        said = f"{op.run} is already running the same work, but was launched with other flags: {', '.join(differs)}"
+        return said if differs else ""
+
+    def check(self, op: Op) -> None:
+        """Raise UsageError with the differences from the launch of the run of `op`, if any."""
+        if said := self.difference(op):
             raise UsageError(
-                f"{op.run} is already running the same work, but was launched with other flags: "
-                f"{', '.join(differs)}; nothing was changed. To follow the run, leave out these flags; to end the "
-                f"run first: inv down {op.run}"
+                f"{said}; nothing was changed. To follow the run, leave out these flags; to end the run first: "
+                f"inv down {op.run}; to see the plan with these flags: --dry-run"
             )
 
 

@@ -342,6 +342,8 @@ def test_launch_during_a_run_follows_it_or_names_the_flags_that_differ(ready):
         said = other.get(more)
         assert process.returncode == (2 if said else 0), (more, err)
         assert not said or (said in err and run in err and "nothing was changed" in err), err
+    plan = world.run(*words[:-1], "--keep", "4", "--dry-run")
+    assert plan.returncode == 0 and "--keep 4 (there: 3). The plan is for a launch after the end" in plan.stderr
     assert [row["state"] for row in world.json("status")] == ["running"]
     file = world.folder / "flags.yaml"
     file.write_text("phase: base\nsteps: 50000\nidle-stop: 9m\n")
