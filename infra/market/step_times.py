@@ -188,12 +188,15 @@ def total(found: Iterable[Expected]) -> tuple[float, float, float]:
     return sums[0], sums[1], sums[2]
 
 
-def words(found: Sequence[Expected]) -> str:
-    """Return the evidence for an estimate as text, such as `measured 3 times` or `from a table`."""
+def words(found: Sequence[Expected], where: str = "") -> str:
+    """Return the evidence for an estimate as text, such as `measured 3 times` or `from a table`.
+
+    `where`: the place of the measurements, in words.
+    """
     steps, heavy = _steps(found), _heavy(_steps(found))
     if all(one.source == GUESS for one in heavy):
         return "from a table"
-    crowd = ", while the machine was busy" if any(one.is_crowded for one in heavy) else ""
+    crowd = f"{where}, while the machine was busy" if any(one.is_crowded for one in heavy) else where
     if all(one.source == SAME for one in heavy):
         times = min(one.times for one in heavy)
         return f"measured {'once' if times == 1 else f'{times} times'}{crowd}"
@@ -205,9 +208,8 @@ def words(found: Sequence[Expected]) -> str:
 
 def evidence(found: Estimate) -> str:
     """Return the evidence for an estimate, with the kind of machine and the current CPU share of other processes."""
-    said = words(found.steps)
-    if is_measured(found.steps):
-        said += " on this machine" if found.machine.is_here else " on this kind of machine"
+    where = " on this machine" if found.machine.is_here else " on this kind of machine"
+    said = words(found.steps, where if is_measured(found.steps) else "")
     if found.machine.others >= LEAST_OTHERS:
         said += f"; other processes use {found.machine.others:.0%} of the CPUs now"
     return said
