@@ -77,7 +77,7 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
         "train_step": record.get("step") if is_training else None,
         "loss": record.get("loss"),
         "tokens_per_s": record.get("tokens_per_s"),
-        "mfu": record.get("mfu"),
+        "mfu": record.get("mfu") if machine.get("gpus") else None,  # other programs change the measured peak of a CPU
         "curve": record.get("curve") or [],
         "eta_s": record.get("eta_s") if is_training else None,
         "train_age_s": age_s(record.get("at")),

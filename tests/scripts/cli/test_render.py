@@ -195,6 +195,10 @@ def test_loss_is_drawn_from_its_start_to_its_current_value():
     words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: loss of base 8.00 █▃▁ 2.00 brave-otter-3: wandb: offline" in words
     assert status_table.view_json(view)["tracking"] == {"wandb": "offline"}
+    assert "MFU" not in words, "the share of the peak of a CPU depends on the other programs"
+    gpu = {"name": "H100", "percent": 93, "used_bytes": 31_200_000_000, "memory_bytes": None}
+    of_gpu = replace(view, progress={**view.progress, "machine": {"gpus": [gpu], "gpus_at": 990.0}})
+    words = " ".join(shown(status_table.status_table([of_gpu], 1000.0), 120).split())
     assert "tok/s MFU phase left" in words and "43.2 %" in words
     assert status_table.view_json(view)["curve"] == [8.0, 4.0, 2.0]
     assert "loss of" not in shown(status_table.status_table([replace(view, state="succeeded")], 1000.0), 120)
