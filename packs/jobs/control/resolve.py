@@ -126,6 +126,8 @@ def understand(
     if nodes < 1:
         raise UsageError(f"--nodes is {nodes}; expected at least 1")
     notes = list(found.notes)
+    if not vendor.is_rented and not spec.provider:  # a dry run
+        notes.append(f"the launch needs --provider {vendor.name}, because the commands run on your own machine")
     requests = []
     for wish in found.wishes:
         machine = with_number(wish.machine)

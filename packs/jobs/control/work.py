@@ -1,6 +1,7 @@
 """The work of a user's own job: turns steps, files, variables and secrets into the plan of a launch."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_n
 from infra.settings import Settings
 from infra.units import count
 from packs.jobs.control import conda, job_steps, machines, mounts, pipelines
-from packs.jobs.control.job_file import JobFile
+from packs.jobs.control.job_file import JobFile, JobTask
 from store import credentials
 
 
@@ -141,6 +142,9 @@ class JobWork:
             if repository := task.repository:
                 at = f" at {repository.ref}" if repository.ref else ""
                 found.append(f"setup clones {repository.url}{at}, and run starts in the clone")
+            if unsent := _unsent(task, Path(self.file.where).parent):
+                flag = "--workdir ." if self.file.where == "--cmd" else "the line `workdir: .`"
+                found.append(f"{', '.join(unsent)}: not sent, because the job has no workdir; add {flag}")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         for kind in sorted(_kinds(self.file)):
@@ -166,6 +170,17 @@ class JobWork:
                     "with slipway.checkpoint (docs/guides/jobs.md)"
                 )
         return found
+
+
+def _unsent(task: JobTask, folder: Path) -> list[str]:
+    """Return the files of `folder` that the commands of a task without a workdir name."""
+    words = (
+        re.findall(r"(?<![\w./~$-])[\w-][\w./-]*\.\w+", f"{task.setup}\n{task.run}")
+        if not (task.workdir or task.repository)
+        else []
+    )
+    sent = tuple(one.path for one in task.mounts)
+    return [one for one in dict.fromkeys(words) if not one.startswith(sent) and (folder / one).is_file()]
 
 
 def bucket_secrets(file: JobFile, settings: Settings) -> dict[str, str]:

@@ -122,6 +122,23 @@ def test_invalid_file_is_refused_with_the_place(tmp_path, text, said):
     assert process.returncode == 2 and said in " ".join(err.split()) and "Traceback" not in err, err
 
 
+def test_plan_names_the_files_that_a_command_without_a_workdir_does_not_have(settings, journal, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    def notes(cmd: str, workdir: str = "", provider: str = "local") -> str:
+        job = resolve.load("", cmd, "", workdir, Refusals(""))
+        assert job is not None
+        spec = spec_of(cmd=cmd, workdir=workdir, provider=provider, dry_run=True)
+        resolved = resolve.understand(spec, job, {}, settings)
+        return "\n".join(launch.prepare(resolved, journal, settings, print).plan.notes)
+
+    said = notes("python train.py --out ../train.py other.py && cat /etc/train.py ~/train.py")
+    assert "train.py: not sent, because the job has no workdir; add --workdir ." in said.splitlines()
+    assert "not sent" not in notes("python train.py", ".") + notes("python other.py")
+    assert "the launch needs --provider local" in notes("true", provider="") and "needs" not in notes("true")
+
+
 @pytest.mark.process
 def test_training_flag_for_a_job_is_refused_even_with_the_default_value(tmp_path):
     process = World(tmp_path).run("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local")
