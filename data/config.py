@@ -41,6 +41,7 @@ JOINERS = "\u200c\u200d"  # invisible characters used in the spelling of Persian
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 OF_DATASETS = (".csv", ".tsv", ".json", ".arrow", ".tar")  # files read with the library `datasets`
+OTHER_TEXTS = (".md", ".rst", ".html", ".htm", ".pdf", ".docx", ".epub")  # not read; a plan names them
 ON_DISK = ("state.json", "dataset_dict.json")  # files in a folder written by `save_to_disk`
 DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks with conversations for training
 TASKS = ("sort", "gsm8k", "math", "mbpp")  # tasks with verifiable answers
@@ -112,7 +113,8 @@ def source_files(source: str) -> list[Path]:
         if not (form_of(one.name)[0] or one.suffix in OF_DATASETS) or not one.is_file():
             other = "a folder in a glob" if one.is_dir() else "a pipe or a device (--source stdin reads one)"
             seen = (one.suffix or "a file without a suffix") if one.is_file() else other
-            raise ConfigError(f"source {one}: cannot read {seen}; {', '.join((*SUFFIXES, *OF_DATASETS))} files can be")
+            known = ", ".join((*SUFFIXES, *OF_DATASETS))
+            raise ConfigError(f"source {one}: cannot read {seen}; readable: {known}; copy other text as .txt files")
     return found
 
 
@@ -123,7 +125,7 @@ def text_unit(source: str, typed: str) -> tuple[str, str]:
     """
     if typed not in ("", *UNITS[:2]):
         raise ConfigError(f"--text-unit {typed}: known: {', '.join(UNITS[:2])}")
-    found = set()
+    found, left = set(), set[str]()
     for words in [one for one, _ in references.parse_mixture(source)] or [source]:
         place = references.parse(words).place
         path = Path(place).expanduser()
@@ -132,9 +134,11 @@ def text_unit(source: str, typed: str) -> tuple[str, str]:
         texts = {one for one in source_files(place) if form_of(one.name)[0] == ".txt"}
         if texts - manifest.shards_among(texts):
             found.add("folder" if path.is_dir() else "line")
+            left |= {one.suffix for one in path.rglob("*") if one.suffix in OTHER_TEXTS} if path.is_dir() else set()
     unit = typed or ("folder" if "folder" in found else "line")
     other = "" if typed else f"; --text-unit {'line: each line' if unit == 'folder' else 'file: each .txt file'}"
     what = {"line": "line of a .txt file", "file": ".txt file", "folder": ".txt file in a folder"}[unit]
+    other += f"; not read: {', '.join(sorted(left))} files" if left else ""
     return unit, f"each {what} is a document{other}" if found else ""
 
 

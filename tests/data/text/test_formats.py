@@ -419,8 +419,11 @@ def test_files_of_a_folder_or_lines_of_a_file_are_documents_unless_typed(shard, 
         return list(read(shard_paths(tmp_path / "out"))), said
 
     assert written(folder) == (both, "each .txt file in a folder is a document; --text-unit line: each line")
+    (folder / "5.md").write_text("# Not read\n")
+    of_folder = "each .txt file in a folder is a document; --text-unit line: each line; not read: .md files"
+    assert written(folder) == (both, of_folder)
     assert read_manifest(tmp_path / "out")["counts"]["empty"] == 1
-    assert written(folder, "line") == (lines, "each line of a .txt file is a document")
+    assert written(folder, "line") == (lines, "each line of a .txt file is a document; not read: .md files")
     per_line = "each line of a .txt file is a document; --text-unit file: each .txt file"
     assert written(folder / "1.txt") == (["Title", "first"], per_line)
     assert written(folder / "1.txt", "file") == (["Title\n\nfirst"], "each .txt file is a document")
