@@ -97,6 +97,10 @@ def rehearse(spec: RehearseFlags) -> None:
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.attach_process(world)
     if not spec.dry_run:  # a fault left over from a dry run would hit a later launch
+        truth = world.truth()
+        if truth["preemptions_left"] and any(pod["micro_usd_per_hour"] for pod in truth["pods"]):
+            left = render.count(truth["preemptions_left"], "preemption")
+            render.say(f"this rehearsal resets the faults of the market: {left} of a running rehearsal will not happen")
         world.send_command("/faults", plan)
     settings = context.settings()
     if not spec.provider and settings.provider not in (MARKET, *VENDORS):
