@@ -9,7 +9,7 @@ from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
-from infra.ledger.op import LOST, READY, Op
+from infra.ledger.op import CUT_OFF, LOST, READY, Op
 from infra.notices import outbox
 from infra.notices.outbox import names_of
 from infra.rehearsal import world_files
@@ -43,9 +43,15 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
         is_at_work = op.state in (READY, LOST)
         if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):
             continue
-        if keeper_lease(op.run) not in held:
+        if keeper_lease(op.run) not in held and not was_restart_cut_off(op, journal):
             found.append(op)
     return found
+
+
+def was_restart_cut_off(op: Op, journal: Journal) -> bool:
+    """Return True if a launch of an ended run was interrupted before the hand-over: the run stays ended."""
+    before = journal.ops(run=op.run)[:-1] if op.reason.startswith(CUT_OFF) else []
+    return bool(before) and run_rows.is_over(before[-1])
 
 
 def is_dead(op: Op, settings: Settings) -> bool:

@@ -50,9 +50,9 @@ def supervisor_of(settings, journal, monkeypatch):
             thread.join()
 
 
-def begun(journal, run, vendor="ssh", **more):
+def begun(journal, run, vendor="ssh", token="", **more):
     """Return a run with a pod at work."""
-    token = f"sw1-{run}"
+    token = token or f"sw1-{run}"
     op = journal.plan(token=token, run=run, vendor=vendor, remote_id=f"{token}@box/a", **more)
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event)
@@ -117,6 +117,18 @@ def test_a_finished_run_stays_finished_and_a_run_of_a_dead_keeper_continues(jour
     assert kept(journal, settings) == ["lost-2"]
     monkeypatch.setattr(budgets, "RECENT_S", -1.0)
     assert kept(journal, settings) == []  # a laptop that was off for a week rents nothing by itself
+
+
+@pytest.mark.parametrize(("event", "more"), [("end", {"reason": "asked for", "outcome": "asked"}), ("gone", {})])
+def test_an_ended_run_stays_ended_if_its_new_launch_is_cut_off(journal, settings, event, more):
+    """A run that was at work until its pod was gone continues, also if the first replacement is cut off."""
+    first = journal.advance(begun(journal, "again-1"), event, **more)
+    journal.advance(first, "gone") if event == "end" else None
+    second = begun(journal, "again-1", token="sw1-again-1b")
+    second = journal.advance(second, "end", reason="its launch was cut off: the terminal was closed")
+    journal.advance(second, "gone")
+    die(journal, keeper_lease("again-1"))
+    assert kept(journal, settings) == ([] if event == "end" else ["again-1"])
 
 
 def test_an_abandoned_run_continues_even_if_its_pod_is_gone_before_the_first_look(tmp_path, monkeypatch):
