@@ -113,8 +113,7 @@ def source_files(source: str) -> list[Path]:
         if not (form_of(one.name)[0] or one.suffix in OF_DATASETS) or not one.is_file():
             other = "a folder in a glob" if one.is_dir() else "a pipe or a device (--source stdin reads one)"
             seen = (one.suffix or "a file without a suffix") if one.is_file() else other
-            known = ", ".join((*SUFFIXES, *OF_DATASETS))
-            raise ConfigError(f"source {one}: cannot read {seen}; readable: {known}; copy other text as .txt files")
+            raise ConfigError(f"source {one}: cannot read {seen}; readable: {', '.join((*SUFFIXES, *OF_DATASETS))}")
     return found
 
 

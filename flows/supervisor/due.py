@@ -9,14 +9,14 @@ from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
-from infra.ledger.op import CUT_OFF, LOST, READY, Op
+from infra.ledger.op import LOST, READY, Op
 from infra.notices import outbox
 from infra.notices.outbox import names_of
 from infra.rehearsal import world_files
 from infra.runs import observation, run_rows
 from infra.runs.keepers.due_ends import due_pods
 from infra.runs.keepers.recovery import recovers
-from infra.runs.lookup import transport_to
+from infra.runs.lookup import transport_to, was_restart_cut_off
 from infra.settings import LOCAL, Settings, is_rented
 from store import packs
 
@@ -46,12 +46,6 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
         if keeper_lease(op.run) not in held and not was_restart_cut_off(op, journal):
             found.append(op)
     return found
-
-
-def was_restart_cut_off(op: Op, journal: Journal) -> bool:
-    """Return True if a launch of an ended run was interrupted before the hand-over: the run stays ended."""
-    before = journal.ops(run=op.run)[:-1] if op.reason.startswith(CUT_OFF) else []
-    return bool(before) and run_rows.is_over(before[-1])
 
 
 def is_dead(op: Op, settings: Settings) -> bool:

@@ -189,10 +189,7 @@ def total(found: Iterable[Expected]) -> tuple[float, float, float]:
 
 
 def words(found: Sequence[Expected], where: str = "") -> str:
-    """Return the evidence for an estimate as text, such as `measured 3 times` or `from a table`.
-
-    `where`: the place of the measurements, in words.
-    """
+    """Return the evidence for an estimate, as `measured 3 times` or `from a table`. `where`: place, in words."""
     steps, heavy = _steps(found), _heavy(_steps(found))
     if all(one.source == GUESS for one in heavy):
         return "from a table"
@@ -208,8 +205,8 @@ def words(found: Sequence[Expected], where: str = "") -> str:
 
 def evidence(found: Estimate) -> str:
     """Return the evidence for an estimate, with the kind of machine and the current CPU share of other processes."""
-    where = " on this machine" if found.machine.is_here else " on this kind of machine"
-    said = words(found.steps, where if is_measured(found.steps) else "")
+    where = f" on this {'' if found.machine.is_here else 'kind of '}machine" if is_measured(found.steps) else ""
+    said = words(found.steps, where)
     if found.machine.others >= LEAST_OTHERS:
         said += f"; other processes use {found.machine.others:.0%} of the CPUs now"
     return said
@@ -300,8 +297,7 @@ def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tupl
     trust = share / (share + FIRM[expected.source])
     since_s = max(0.0, gone_s - _last_s(step))  # since the last progress report
     found = trust * spent_s / share * rest + (1 - trust) * work_s * rest + tail_s
-    reported_s = (step["record"].get("eta_s") or 0.0) - since_s  # shown beside the result, which is never less
-    found = max(_remaining(found + since_s, since_s), reported_s)
+    found = max(_remaining(found + since_s, since_s), (step["record"].get("eta_s") or 0.0) - since_s)
     low, high = expected.low / max(expected.seconds, 1e-9), expected.high / max(expected.seconds, 1e-9)
     doubt = 1 - 0.8 * trust
     return found * (1 - doubt * (1 - low)), found, found * (1 + doubt * (high - 1))

@@ -7,7 +7,7 @@ from infra.ledger import wait_queue
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
-from infra.ledger.op import Op
+from infra.ledger.op import CUT_OFF, Op
 from infra.names import match
 from infra.runs import observation, run_rows
 from infra.runs.run_home import RunHome
@@ -85,7 +85,14 @@ def between_pods(journal: Journal) -> list[Op]:
         journal.leases.held_names() | journal.leases.abandoned_names(),
         {op.run: op for op in journal.ops() if op.is_head},
     )
-    return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or run_rows.is_over(op))]
+    found = [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or run_rows.is_over(op))]
+    return [op for op in found if not was_restart_cut_off(op, journal)]
+
+
+def was_restart_cut_off(op: Op, journal: Journal) -> bool:
+    """Return True if a launch of an ended run was interrupted before the hand-over: the run stays ended."""
+    before = journal.ops(run=op.run)[:-1] if op.reason.startswith(CUT_OFF) else []
+    return bool(before) and run_rows.is_over(before[-1])
 
 
 def waits(op: Op, journal: Journal) -> bool:

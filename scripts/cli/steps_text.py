@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
-NARROW = 80  # columns; a narrower terminal shows no progress bars, which would leave no room for the reports
 
 
 def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> "RenderableType":
@@ -39,7 +38,7 @@ def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> 
         running = step["state"] == "running"
         bar: Any = ""
         share = record["done"] / record["total"] if record.get("total") and "done" in record else record.get("share")
-        if running and share and columns >= NARROW:
+        if running and share and columns >= 80:  # else the bar leaves no room for the report
             bar = ProgressBar(total=1.0, completed=share, width=24 if columns >= 100 else 12)
         table.add_row(
             f"[{style}]{MARKS.get(step['state'], '?')}[/]",

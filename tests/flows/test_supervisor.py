@@ -15,6 +15,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.runs.keepers import due_ends
 from infra.runs.keepers.recovery import RUN
+from infra.runs.lookup import between_pods
 from infra.runs.observation import Observation
 from infra.settings import Settings
 from store.backoff import Backoff
@@ -129,6 +130,7 @@ def test_an_ended_run_stays_ended_if_its_new_launch_is_cut_off(journal, settings
     journal.advance(second, "gone")
     die(journal, keeper_lease("again-1"))
     assert kept(journal, settings) == ([] if event == "end" else ["again-1"])
+    assert [op.run for op in between_pods(journal)] == kept(journal, settings), "the status says the same"
 
 
 def test_an_abandoned_run_continues_even_if_its_pod_is_gone_before_the_first_look(tmp_path, monkeypatch):
