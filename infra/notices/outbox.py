@@ -26,7 +26,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.notices import hooks
-from infra.notices.hooks import PATIENCE_S, send
+from infra.notices.hooks import PATIENCE_S
 from infra.settings import VENDORS, Settings
 from infra.units import dollars, duration
 from store import local_files
@@ -157,6 +157,8 @@ def _write(path: Path, one: dict[str, Any]) -> None:
 
 
 def _send(one: dict[str, Any], settings: Settings) -> str:
+    from infra.notices.sending import send  # loaded only for a notice
+
     try:
         return send(hooks.named(one["hook"], settings), one["said"])
     except UsageError as error:  # the hook was removed from .env

@@ -18,8 +18,8 @@ import pytest
 from infra.agent.process import identify
 from infra.errors import UsageError
 from infra.notices import hooks, outbox
-from infra.notices.hooks import send
 from infra.notices.outbox import Notice, send_now
+from infra.notices.sending import send
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT, until
@@ -71,7 +71,7 @@ def test_an_endless_command_is_ended_with_all_its_processes(monkeypatch, tmp_pat
 def test_a_command_ends_with_its_parent_process(tmp_path):
     pid = tmp_path / "pid"
     program = f"""from infra.notices.hooks import Hook
-from infra.notices.hooks import send
+from infra.notices.sending import send
 send(Hook("team", "command", "(sleep 300; :) & echo $! > {pid}; wait"), {SAID})"""
     sender = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     until(lambda: pid.exists() and pid.read_text().strip(), "it is at work")
