@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer
 from trainer.records.model_config import ModelConfig
 
-peft = pytest.importorskip("peft", reason="peft is not installed; it judges the format of adapters")
+pytestmark = pytest.mark.slow
 SHAPES = pytest.mark.parametrize("shape", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 STEPS = 20
 OTHER = changes.ChangedModel(name="imported/x", fingerprint="y", weights_sha256="z", source="hf://a/b", revision="c")

@@ -64,7 +64,8 @@ def test_preempted_job_is_restarted_by_skypilot_and_succeeds(world, sky):
     assert row(world, "taken")["state"] == "running"
     for one in allocations(sky):
         sky.run("scancel", one)
-    assert finish(launch)[0] == 0
+    code, said = finish(launch)
+    assert code == 0, said
     seen = row(world, "taken")
     assert (seen["state"], seen["recoveries"]) == ("succeeded", 1)
     log = world.inv("logs", "taken", "--file", "run")
@@ -90,5 +91,6 @@ def test_killed_server_is_reported_and_the_job_continues(world, sky):
     before = newest(sky, "alone")
     until(lambda: newest(sky, "alone") > before, "it goes on", LONG_S)
     sky.start_server()
-    assert finish(launch)[0] == 0
+    code, said = finish(launch)
+    assert code == 0, said
     assert row(world, "alone")["state"] == "succeeded"
