@@ -26,7 +26,7 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.ledger.journal import Journal
 from infra.ledger.op import READY
 from infra.ledger.reconcile import reconcile
-from infra.runs import launch
+from infra.runs import renting
 from infra.settings import VENDORS as KEYS
 from scripts.cli import invoke_patch
 from tests import seeds
@@ -50,7 +50,7 @@ class Manners:
     """The parts of the program on trial, as shipped."""
 
     heed: Callable[..., contextlib.AbstractContextManager[None]] = invoke_patch.raise_on_signals
-    finishing: Callable[..., contextlib.AbstractContextManager[None]] = launch.defer_interrupts
+    finishing: Callable[..., contextlib.AbstractContextManager[None]] = renting.defer_interrupts
     tells: bool = True
 
 
@@ -149,7 +149,7 @@ class Rig:
         opened = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
             os.dup2(opened, number)
-        launch.defer_interrupts, invoke_patch.raise_on_signals = self.manners.finishing, self.manners.heed
+        renting.defer_interrupts, invoke_patch.raise_on_signals = self.manners.finishing, self.manners.heed
         if not self.manners.tells:
             importlib.import_module("scripts.cli.session").print_unsupervised_pods = lambda: None
 

@@ -95,7 +95,10 @@ class RunKeeper(Keeper):
                 is_over = run_rows.is_over(now)  # A different process has downloaded the results and ended the run.
                 is_ours = now.state in (READY, LOST) and not now.detached and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_healthy(now):
-                    raise  # The pod is alive, and only the local read fails.
+                    if not isinstance(error, (ConnectionLost, TimedOut, Unreachable)):
+                        raise  # The pod is alive, and only the local read fails.
+                    self.wait_for_change(now, RETRY_S)  # The look was luckier, or an engine's answer of a moment ago.
+                    continue
                 failure = error
                 if last := self._unobserved_verdict(now):
                     at_home = reports.read_local(now, self.home).get("progress", {})

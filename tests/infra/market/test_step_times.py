@@ -196,7 +196,7 @@ def test_a_slow_run_corrects_the_remaining_time():
 
 
 def test_the_remaining_time_of_a_run_is_not_less_than_its_running_step_reports():
-    """At the first steps, a forecast from a table outweighs the pace."""
+    """A forecast from a table outweighs the pace of the first steps."""
     record = {"kind": "progress", "done": 0.02, "total": 1.0, "at": 1e9 + 30.0, "eta_s": 1500.0}
     running = step("running", started_at=1e9, ended_at=None, record=record, marks=[[5.0, 0.01]])
     low, expected, high = remaining_s(FORECAST, [running, step("waiting", "sft")], 1e9 + 40.0, 40.0)

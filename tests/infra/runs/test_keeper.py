@@ -33,6 +33,7 @@ from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror, snapshot
 from infra.selection.choose import of_machines
+from infra.transport.protocol import Unreachable
 from infra.transport.ssh import Ssh
 from store.backoff import Backoff
 from store.manifest import StoreError
@@ -115,6 +116,33 @@ class Fleeting(Local):
     """Pods that may vanish with all their files."""
 
     is_ephemeral = True
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("error", [Unreachable("no server answers"), SlipwayError("the report is damaged")])
+def test_a_read_without_an_answer_is_repeated_while_a_look_finds_the_run(journal, code, tmp_path, monkeypatch, error):
+    local, real = Local(tmp_path / "pods"), run_keeper.follow
+    op = launch_on(local, plan_of("local"), journal, code, print)
+    errors = [error] * 2
+
+    def follow(*words):
+        if errors:
+            raise errors.pop()
+        yield from real(*words)
+
+    monkeypatch.setattr(run_keeper, "follow", follow)
+    monkeypatch.setattr(run_keeper, "RETRY_S", 0.05)
+    try:
+        (observation.folder_of(op).code / "GO").touch()
+        seen = keeping(keeper_of(journal, local, tmp_path / "home"), op)
+        if isinstance(error, Unreachable):
+            *_, (_, verdict) = seen
+            assert verdict["state"] == "succeeded" and journal.op(op.token).recoveries == 0
+        else:
+            with pytest.raises(SlipwayError, match="the report is damaged"):
+                list(seen)
+    finally:
+        pods.end(local, journal.op(op.token), journal)
 
 
 @pytest.mark.process

@@ -16,8 +16,10 @@ from infra.errors import UsageError
 from packs.adapters.control.flags import AdapterFlags
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, sides, with_adapter
 from packs.adapters.trainer.lora import AdaptedLinear, Lora
-from tests.trainer.conftest import TINY, tiny
+from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.model.test_model import IDS, LLAMA, QWEN2, QWEN3, random_model
+from tests.trainer.parallel.test_ranks import losses, spread
+from tests.trainer.parallel.test_ranks import port as port
 from tests.trainer.test_phases import chat_phase, hashes, run
 from trainer import loop, memory, tensor_file
 from trainer.checkpoints.checkpoint import open_final
@@ -279,3 +281,21 @@ def test_estimate_counts_the_adapter_and_the_frozen_model():
     state = [one.gradients + one.optimizer + memory.host_bytes(of) for one, of in ((mine, config), (other, whole))]
     assert state[0] <= 0.25 * state[1]
     assert 0.6 < config.flops_per_token(512) / whole.flops_per_token(512) < 0.8
+
+
+@pytest.mark.nightly
+@pytest.mark.process
+def test_two_nodes_train_the_adapter_of_one_process(world, port, monkeypatch):
+    """One process and two nodes have equal losses; node 0 writes the adapter with the parts of both nodes."""
+    assert run(world, monkeypatch, "base", tiny(steps=3, dtype="float32")) == 0
+    config = adapted("mid", steps=6, rows=4, micro_rows=1, dtype="float32", adapter={"rank": 4, "alpha": 8.0})
+    assert run(world, monkeypatch, "mid", config, world.making("mid", base=BASE)) == 0
+    spread_making = replace(world.making("mid", "e" * 64, base=BASE), name="mid_checkpoints/two")
+    for code, words in map(finish, spread(world, config, port, spread_making, spread_making)):
+        assert code == 0, words
+    one, two = world.store / "mid_checkpoints/tiny", world.store / "mid_checkpoints/two"
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    learnt, also = (open_final(folder).tensors("model") for folder in (one, two))
+    assert learnt.keys() == also.keys()
+    for name, values in learnt.items():
+        torch.testing.assert_close(also[name], values, rtol=1e-3, atol=1e-5)

@@ -63,14 +63,24 @@ class Bed:
     """A folder writable by the nodes' user."""
     start_server: Callable[[], None]
     """Function that starts the API server, and returns when the server answers."""
+    sessions: set[int]
+    """Sessions of the started servers. A worker of a server writes its title over the environment in /proc."""
+
+    def processes(self) -> list[int]:
+        """Return the servers, their workers and their controllers."""
+        mark = f"HOME={self.environ['HOME']}".encode()
+        return _processes(
+            lambda folder: (
+                mark in (folder / "environ").read_bytes().split(b"\0") or os.getsid(int(folder.name)) in self.sessions
+            )
+        )
 
     def kill_server(self) -> None:
         """Kill the API server, its workers and the queues between them, which would keep the ports of the next server.
 
         The controllers of jobs are separate processes.
         """
-        mark = f"HOME={self.environ['HOME']}".encode()
-        for pid in _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0")):
+        for pid in self.processes():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if any(one in words for one in (b"sky.server", b"SkyPilot:executor", b"multiprocessing.")):
@@ -132,11 +142,12 @@ def bed(folder: Path) -> Iterator[Bed]:
         beginning = {key: value for key, value in environ.items() if key != "SKYPILOT_API_SERVER_ENDPOINT"}
 
         def start_server() -> None:
-            _start(stack, [str(sky.parent / "sky"), "api", "start", "--foreground"], beginning, folder / "server.log")
+            words = [str(sky.parent / "sky"), "api", "start", "--foreground"]
+            found.sessions.add(_start(stack, words, beginning, folder / "server.log"))
             until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 900.0)
 
-        found = Bed(folder, environ, shared, start_server)
-        stack.callback(_end_skypilot, home)
+        found = Bed(folder, environ, shared, start_server, set())
+        stack.callback(_end_skypilot, found)
         start_server()
         found.run(str(sky.parent / "sky"), "check", "slurm", timeout_s=900)
         yield found
@@ -153,7 +164,8 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Here).serve_forever()
 """
 
 
-def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, str], log: Path) -> None:
+def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, str], log: Path) -> int:
+    """Start a program in a session of its own, until the end of the bed; return the session."""
     with open(log, "ab") as said:
         child = subprocess.Popen(
             words,
@@ -173,6 +185,7 @@ def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, 
             child.wait()
 
     stack.callback(end)
+    return child.pid
 
 
 def _answers(url: str) -> bool:
@@ -249,13 +262,10 @@ def _login(folder: Path, port: int, home: Path, user_home: Path, conf: Path) -> 
 CARRIED = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 
 
-def _end_skypilot(home: Path) -> None:
-    """End the API server, its workers and its controllers: every process with the folder as its home."""
-    mark = f"HOME={home}".encode()
+def _end_skypilot(found: Bed) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for _ in range(50):
-            pids = _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0"))
-            if not pids:
+            if not (pids := found.processes()):
                 return
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
