@@ -90,10 +90,19 @@ def test_hostile_folder_is_refused_by_chat(hostile, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_folder_is_refused_by_the_import(hostile, world, monkeypatch, kind):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
-    folder, why = hostile(kind)
+    folder, _ = hostile("clean")
     spec = init_model.resolve_import(str(folder), Settings.load(ROOT))
+    _, why = hostile(kind)  # After the plan, which refuses hostile templates itself.
     making = replace(world.making("imported"), name="imported/theirs")
     is_refused(trainer("import", "--config", configured(world, "import", making, spec)), why)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_plan_refuses_a_hostile_template(hostile, kind):
+    folder, why = hostile(kind)
+    with pytest.raises(UsageError, match=why) as refused:
+        init_model.resolve_import(str(folder), Settings.load(ROOT))
+    assert f"--init {folder}" in str(refused.value)
 
 
 @pytest.mark.nightly
