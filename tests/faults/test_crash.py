@@ -33,13 +33,14 @@ def test_a_killed_launch_on_a_market_that_loses_answers_leaves_no_orphan_and_no_
     assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates, 0 early ends" in done.stdout
 
 
+@pytest.mark.nightly  # like the trials of the rig
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
         # A journal that loses writes between processes can lose any kind of row: every complaint counts.
         ("InJson", "lost sight|lost work|orphans|early end"),
-        pytest.param("Resending", "duplicates|lost work", marks=pytest.mark.nightly),
-        pytest.param("Forgetting", "early end", marks=pytest.mark.nightly),
+        ("Resending", "duplicates|lost work"),
+        ("Forgetting", "early end"),
     ],
 )
 def test_crash_rig_rejects_known_bad_code(bad, why):

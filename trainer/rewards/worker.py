@@ -57,12 +57,16 @@ class RewardWorker:
         self.process: subprocess.Popen[bytes] | None = None
         self.rest = b""
 
-    def ask(self, question: Any) -> Any:
-        """Return the answer to a question. Raises WorkerGone, after which the next question starts a new process."""
+    def ask(self, question: Any, timeout_s: float | None = None) -> Any:
+        """Return the answer to a question. Raises WorkerGone, after which the next question starts a new process.
+
+        timeout_s: seconds for this question; None = the worker's own.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         self.ensure_started()
         try:
-            self._send(json.dumps(question).encode() + b"\n", self.timeout_s)
-            return json.loads(self._line(self.timeout_s))
+            self._send(json.dumps(question).encode() + b"\n", limit_s)
+            return json.loads(self._line(limit_s))
         except (OSError, ValueError) as error:
             self.close()
             raise WorkerGone(f"it has ended ({error})") from None

@@ -209,7 +209,7 @@ class EngineProcess:
             "tensor_parallel": self.tensor_parallel,
         }
         try:
-            self.worker.ask(asked)
+            self.worker.ask(asked, OPEN_S)
         except WorkerGone as error:
             raise Refused(f"vllm does not start: {error}{self._last_log_line()}") from None
         if not self._matches_model(model):

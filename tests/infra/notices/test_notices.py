@@ -54,14 +54,14 @@ def test_a_failing_command_is_reported():
 
 
 def test_a_command_may_leave_a_background_process(monkeypatch, tmp_path):
-    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 60.0)
+    monkeypatch.setattr("infra.notices.sending.PATIENCE_S", 60.0)
     pid = tmp_path / "pid"
     assert send(hook("command", f"sleep 300 & echo $! > {pid}"), SAID) == ""
     os.kill(int(pid.read_text()), signal.SIGKILL)  # the process lives on, and nothing has waited for the process
 
 
 def test_an_endless_command_is_ended_with_all_its_processes(monkeypatch, tmp_path):
-    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 1.0)
+    monkeypatch.setattr("infra.notices.sending.PATIENCE_S", 1.0)
     pid = tmp_path / "pid"
     said = send(hook("command", f"sleep 300 & echo $! > {pid}; wait"), SAID)
     assert "has not ended after" in said
@@ -81,14 +81,14 @@ send(Hook("team", "command", "(sleep 300; :) & echo $! > {pid}; wait"), {SAID})"
 
 
 def test_an_endlessly_writing_command_uses_no_memory(monkeypatch):
-    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 2.0)
+    monkeypatch.setattr("infra.notices.sending.PATIENCE_S", 2.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "has not ended after" in send(hook("command", "yes >&2"), SAID)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
 
 
 def test_a_huge_answer_of_a_service_is_not_read(monkeypatch):
-    monkeypatch.setattr("infra.notices.hooks.PATIENCE_S", 5.0)
+    monkeypatch.setattr("infra.notices.sending.PATIENCE_S", 5.0)
     sent = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def test_a_proxy_that_fails_is_quoted(sshd, tmp_path):
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
     """Start an ssh-agent, and return a function that adds a key."""
-    socket = Path(f"/tmp/agent-{os.getpid()}")
+    folder = tempfile.TemporaryDirectory(prefix="agent-")  # An address of a socket has at most 107 bytes.
+    socket = Path(folder.name) / "socket"
     said = subprocess.run(["ssh-agent", "-s", "-a", socket], capture_output=True, text=True, check=True).stdout
     pid = int(said.partition("SSH_AGENT_PID=")[2].partition(";")[0])
     monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
@@ -88,8 +90,9 @@ def agent(tmp_path, monkeypatch):
         environ = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
         subprocess.run(["ssh-add", "-q", key], env=environ, check=True, stdin=subprocess.DEVNULL)
 
-    yield add
-    os.kill(pid, signal.SIGTERM)
+    with folder:
+        yield add
+        os.kill(pid, signal.SIGTERM)
 
 
 @pytest.mark.day_cases(1)

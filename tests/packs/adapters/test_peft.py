@@ -2,8 +2,8 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 
-import peft
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ STEPS = 20
 OTHER = changes.ChangedModel(name="imported/x", fingerprint="y", weights_sha256="z", source="hf://a/b", revision="c")
 
 
+@pytest.fixture
+def peft() -> ModuleType:
+    """Return the module; its import takes seconds, and every worker imports the modules of tests."""
+    import peft
+
+    return peft
+
+
 def in_transformers(folder: Path, shape: ModelConfig, model: Decoder) -> torch.nn.Module:
     """Return the model of transformers with the weights of a decoder."""
     from transformers import AutoModelForCausalLM
@@ -41,7 +49,7 @@ def logits(model: torch.nn.Module) -> Tensor:
 
 
 @SHAPES
-def test_peft_loads_our_adapter_and_we_load_an_adapter_of_peft(tmp_path, shape):
+def test_peft_loads_our_adapter_and_we_load_an_adapter_of_peft(tmp_path, peft, shape):
     config = adapted(model=shape, sequence_len=64, adapter={"rank": 4, "rslora": True})
     ours, theirs = (
         attached(random_model(shape), config, std=0.02),
@@ -65,7 +73,7 @@ def test_peft_loads_our_adapter_and_we_load_an_adapter_of_peft(tmp_path, shape):
 
 
 @SHAPES
-def test_losses_of_20_steps_equal_losses_of_peft(tmp_path, shape):
+def test_losses_of_20_steps_equal_losses_of_peft(tmp_path, peft, shape):
     config = adapted(model=shape, sequence_len=64, adapter={"rank": 4})
     ours = attached(random_model(shape), config)
     Lora().write(tmp_path, ours, config, OTHER)
