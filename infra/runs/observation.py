@@ -302,8 +302,10 @@ def follow(
     """
     doubted_at = heard_at = time.monotonic()
     progress: dict[str, Any] = {}
+    is_doubted = False
     while True:
         try:
+            is_working = not is_doubted or is_alive(op, transport)
             progress, verdict = read_progress_and_verdict(op, transport)
             heard_at = time.monotonic()
         except (ConnectionLost, TimedOut, Unreachable) as error:
@@ -317,15 +319,15 @@ def follow(
                 raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status") from None
             time.sleep(RETRY_S)
             continue
+        if not is_working and not verdict:
+            raise SlipwayError(f"{op.run}: neither guard nor agent is running; resume the run: inv resume {op.run}")
         yield progress, verdict
         if verdict:
             return
-        if time.time() - progress.get("updated_at", 0.0) < DOUBT_AFTER_S:
+        is_recent = time.time() - progress.get("updated_at", 0.0) < DOUBT_AFTER_S
+        if is_recent or is_doubted:
             doubted_at = time.monotonic()
-        elif time.monotonic() - doubted_at > DOUBT_AFTER_S:
-            if not journal.op(op.token).is_live:
-                raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
-            if not is_alive(op, transport) and not read_progress_and_verdict(op, transport)[1]:
-                raise SlipwayError(f"{op.run}: neither guard nor agent is running; resume the run: inv resume {op.run}")
-            doubted_at = time.monotonic()
+        is_doubted = not is_recent and time.monotonic() - doubted_at > DOUBT_AFTER_S
+        if is_doubted and not journal.op(op.token).is_live:
+            raise SlipwayError(f"{op.run} was ended in the meantime; run: inv status")
         time.sleep(POLL_S)
