@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.chat.message_parts import RowRefused, read_content
-from data.chat.unread_fields import refuse_columns, refuse_unread, unread
-from data.tokens.chat_template import REASONING, Dialogue
+from data.chat.message_parts import ARGUMENTS, read_content
+from data.chat.unread_fields import EMPTY, RowRefused, refuse_columns, refuse_unread, unread
+from data.tokens.chat_template import REASONING, Dialogue, is_learnt
 from store.untrusted_input import printable_line
 
 COLUMNS = ("messages", "conversations", "conversation")
@@ -45,6 +45,7 @@ def parse_row(row: Any) -> Dialogue:
     found = _with_system(found, columns)
     _mask(found, columns)
     _check_turns(found)
+    _refuse_empty_answers(found)
     return Dialogue(found, _tools(columns), _variables(columns))
 
 
@@ -92,10 +93,16 @@ def unread_fields(row: Any) -> Iterator[str]:
 
 def _of_alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return Alpaca's columns as messages: the instruction, followed by the input."""
+    for name in ("instruction", "input"):
+        if isinstance(one := row.get(name, ""), bool) or not isinstance(one, (str, int)):
+            raise RowRefused(f"its {name} is {printable_line(one)}, expected text")
+    if not isinstance(history := row.get("history") or [], list):
+        raise RowRefused(f"its history is {printable_line(history)}, expected pairs of question and answer")
     asked = "\n\n".join(str(row[name]) for name in ("instruction", "input") if str(row.get(name, "")).strip())
-    pairs = [*(row.get("history") or ()), (asked, row["output"])]
+    pairs = [*history, (asked, row["output"])]
     if not all(
-        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair) for pair in pairs
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
+        for pair in pairs
     ):
         raise RowRefused("its instruction, input, output or history holds something other than text")
     return [
@@ -135,11 +142,14 @@ class _Message:
         if any(one != content for one in others):
             raise RowRefused(f"message {self.number} has different texts: {printable_line(given)}")
         if role == "call":
-            found: dict[str, Any] = {"role": "assistant", "tool_calls": self._calls(_parsed(content.text))}
+            calls = self._calls(_parsed(content.text))
+            found: dict[str, Any] = {"role": "assistant", **({"tool_calls": calls} if calls else {"content": ""})}
             return [found | self._weight(said, "assistant")]
         found = {"role": role} | ({"content": content.content} if content.content is not None else {})
         if role == "assistant":
             found |= self._of_answer(said, content.reasoning, content.calls)
+            if "</think>" in content.text and any(found.get(name) for name in REASONING):
+                raise RowRefused(f"message {self.number} has reasoning in its content and in a field of its own")
         elif content.calls or content.reasoning:
             raise RowRefused(f"message {self.number} by {spelt} has tool calls or reasoning, which only answers have")
         if role == "tool":
@@ -162,8 +172,8 @@ class _Message:
             raise RowRefused(f"message {self.number} has two kinds of reasoning, and they differ")
         if reasoning:
             found["reasoning_content"] = reasoning
-        given = self._calls([*calls, *_listed(said.get("tool_calls"))])
-        older = self._calls([said["function_call"]] if said.get("function_call") else [])
+        given = self._calls([*calls, *_filled(said.get("tool_calls"))])
+        older = self._calls(_filled(said.get("function_call")))
         given += [one for one in older if one["function"] not in [each["function"] for each in given]]
         return found | ({"tool_calls": given} if given else {})
 
@@ -173,12 +183,14 @@ class _Message:
         for one in given if isinstance(given, list) else [given]:
             call = one.get("function", one) if isinstance(one, Mapping) else None
             name = call.get("name") if isinstance(call, Mapping) else None
-            if not isinstance(call, Mapping) or not isinstance(name, str):
+            if not isinstance(call, Mapping) or not isinstance(name, str) or not name.strip():
                 raise RowRefused(
                     f"message {self.number} has the tool call {printable_line(one)}, which names no function"
                 )
-            arguments = call.get("arguments", call.get("parameters"))
-            arguments = {} if arguments in (None, "") else _parsed(arguments)
+            fields = {**one, **call}
+            arguments, *others = [_parsed(fields[key]) for key in ARGUMENTS if fields.get(key) not in EMPTY] or [{}]
+            if any(other != arguments for other in others):
+                raise RowRefused(f"message {self.number} has different arguments of {name}: {printable_line(one)}")
             if not isinstance(arguments, Mapping):
                 raise RowRefused(
                     f"message {self.number}: the arguments of {name} are {printable_line(arguments)}, no object"
@@ -255,7 +267,8 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         inner = one.get("function", one) if isinstance(one, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             raise RowRefused(f"its tools hold {printable_line(one)}, which names no function")
-        found.append(dict(one) if "function" in one else {"type": "function", "function": dict(one)})
+        tool = dict(one) if "function" in one else {"type": "function", "function": dict(one)}
+        found += [tool] if tool not in found else []
     return found or None
 
 
@@ -279,6 +292,17 @@ def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
         raise RowRefused("it has no answer")
 
 
+def _refuse_empty_answers(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RowRefused for a trained answer without text, reasoning and tool calls."""
+    for number, one in enumerate(messages, 1):
+        content = one.get("content")
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+        if is_learnt(one) and not text.strip() and not any(one.get(name) for name in ("tool_calls", *REASONING)):
+            raise RowRefused(
+                f"message {number} is an empty answer; write weight: 0 in an answer that is not to be learnt"
+            )
+
+
 OF_ALPACA = (*ALPACA, "input", "history")
 READ = (*COLUMNS, *OF_ALPACA, *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
 """Columns of a row that `parse_row` uses."""
@@ -293,6 +317,15 @@ def _parsed(said: Any) -> Any:
         return json.loads(said)
     except (ValueError, RecursionError):
         return said
+
+
+def _is_empty(value: Any) -> bool:
+    """Return True for an empty value, and for an object with empty values only."""
+    return value in EMPTY or isinstance(value, Mapping) and all(map(_is_empty, value.values()))
+
+
+def _filled(said: Any) -> list[Any]:
+    return [one for one in _listed(said) if not _is_empty(one)]
 
 
 def _listed(said: Any) -> list[Any]:

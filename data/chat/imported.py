@@ -17,8 +17,7 @@ from typing import Any
 
 from data import references
 from data.chat.foreign_rows import ALPACA, COLUMNS, READ, dialogue_row, is_alpaca, parse_row, unread_fields
-from data.chat.message_parts import RowRefused
-from data.chat.unread_fields import may_have_meaning
+from data.chat.unread_fields import RowRefused, may_have_meaning
 from data.config import TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
 from data.events import emit

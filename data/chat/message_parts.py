@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from data.chat.unread_fields import RowRefused, refuse_media
 from store.untrusted_input import printable_line
 
 TEXT = {"text", "input_text", "output_text", "refusal"}
 REASONING = {"thinking", "reasoning", "reasoning_text"}
 CALLS = {"tool_use", "tool_call", "tool-call", "function_call"}
 RESULTS = {"tool_result", "tool-result", "function_call_output"}
+ARGUMENTS = ("arguments", "parameters", "args", "input", "kwargs", "params", "inputs")
 OURS = {"text", "python", "python_output"}  # parts of an answer in nanochat's format
-
-
-class RowRefused(ValueError):
-    """A row unusable for training in the intended way; the message gives the reason."""
 
 
 @dataclass
@@ -63,15 +61,16 @@ def _read_part(number: int, part: Any, found: Content, texts: list[str]) -> None
     part = {name: one for name, one in part.items() if one is not None}
     kind = part.get("type", "text" if "text" in part else next(iter(part), "nothing"))
     said = next((part[name] for name in ("text", kind, "content") if isinstance(part.get(name), str)), None)
+    if kind in TEXT:
+        refuse_media(number, part)
     if said is not None and (kind in REASONING or kind in TEXT and part.get("thought") is True):
         found.reasoning += _whole(said)
     elif kind in TEXT and said is not None:
         texts.append(_whole(said))
     elif kind in CALLS:
-        call = part.get("function") or {
-            "name": part.get("name", part.get("toolName")),
-            "arguments": next((part[name] for name in ("input", "arguments", "args") if name in part), {}),
-        }
+        given = {name: part[name] for name in ARGUMENTS if name in part}
+        inner = part[kind] if isinstance(part.get(kind), Mapping) else None
+        call = part.get("function") or inner or {"name": part.get("name", part.get("toolName")), **given}
         found.calls.append({"id": part.get("id", part.get("toolCallId", part.get("call_id"))), "function": call})
     elif kind in RESULTS:
         result = next((part[name] for name in ("content", "output", "result") if name in part), "")

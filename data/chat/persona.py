@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from data.chat import imported
-from data.chat.message_parts import RowRefused
 from data.chat.phrasing import fill, make_conversation, normal, variants, write_lines
+from data.chat.unread_fields import RowRefused
 from data.config import IdentitySpec, Persona
 from data.errors import InputError
 from data.tokens.chat_template import text_of

@@ -7,16 +7,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from data.chat.message_parts import RowRefused
 from store.untrusted_input import printable_line
 
-MASK = {"mask", "masked", "masks", "ignore", "ignored", "train", "trained", "trainable", "training", "loss", "learn"}
+LEFT_OUT = {"mask", "masked", "masks", "ignore", "ignored"}
+LEARNT = {"train", "trained", "trainable", "training", "loss", "learn"}
+MASK = LEFT_OUT | LEARNT
 WEIGHT = {"weight", "weights"}
 REASONING = {"reasoning", "thinking", "thought", "thoughts", "think", "cot", "rationale", "scratchpad"}
 TOOLS = {"tools", "functions"}
 MEDIA = {"image", "images", "audio", "audios", "video", "videos", "attachment", "attachments"}
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 EMPTY: tuple[Any, ...] = (None, "", [], {})
+CALLS = ("tool_calls", "function_call")
+
+
+class RowRefused(ValueError):
+    """A row unusable for training in the intended way; the message gives the reason."""
 
 
 def unread(row: Mapping[str, Any], known: Iterable[str]) -> Iterator[str]:
@@ -41,6 +47,8 @@ def refuse_columns(row: Mapping[str, Any], known: Iterable[str]) -> None:
             raise RowRefused(f"it has {name}; only text can be learnt")
         if words & (MASK | WEIGHT) and _are_flags(value):
             raise RowRefused(f"its {name} is {printable_line(value)}; rename the column to loss_mask, or remove it")
+        if words & MASK and _leaves_out(words, value):
+            raise RowRefused(f"its {name} is {printable_line(value)}, which leaves the row out")
         if words & TOOLS and isinstance(value, list) and all(isinstance(one, (Mapping, str)) for one in value):
             raise RowRefused(f"its {name} is {printable_line(value)}; rename the column to tools, or remove it")
 
@@ -49,6 +57,18 @@ def _are_flags(value: Any) -> bool:
     if not isinstance(value, list):
         return False
     return all(_are_flags(one) if isinstance(one, list) else isinstance(one, (bool, int, float)) for one in value)
+
+
+def _leaves_out(words: set[str], value: Any) -> bool:
+    """Return True for a flag that excludes a row; 0 and 1 are flags in a name of one word, else often numbers."""
+    is_flag = isinstance(value, bool) or type(value) is int and value in (0, 1) and len(words) == 1
+    return is_flag and bool(value) is bool(words & LEFT_OUT)
+
+
+def refuse_media(number: int, part: Mapping[str, Any]) -> None:
+    """Raise RowRefused for a medium beside the text of a part."""
+    if name := next((name for name in unread(part, ()) if words_of(name) & MEDIA), ""):
+        raise RowRefused(f"message {number} has a part with {name}; only text can be learnt")
 
 
 def refuse_unread(number: int, message: Mapping[str, Any], known: Iterable[str], reasons: bool) -> None:
@@ -67,5 +87,9 @@ def refuse_unread(number: int, message: Mapping[str, Any], known: Iterable[str],
             raise RowRefused(f"{told}; only text can be learnt")
         if words & TOOLS:
             raise RowRefused(f"{told}; write the tools into the column tools")
+        if name in CALLS:
+            raise RowRefused(f"{told}; only answers have tool calls")
+        if name == "recipient" and message[name] not in ("all", "user", "assistant"):
+            raise RowRefused(f"{told}; write the call into tool_calls")
         if name == "channel" and message[name] != "final":
             raise RowRefused(f"{told}; write the text of other channels into reasoning_content")

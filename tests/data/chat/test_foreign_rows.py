@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data.chat.foreign_rows import dialogue_row, parse_row, read_dialogue, unread_fields
-from data.chat.message_parts import RowRefused
+from data.chat.unread_fields import RowRefused
 
 ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
 PLAIN = [("user", "Who?"), ("assistant", "Me.")]
@@ -63,7 +63,12 @@ def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messa
         {"role": "assistant", "function_call": SPELT},
         {"role": "assistant", "function_call": SPELT, "tool_calls": [{"function": SPELT}]},
         {"from": "function_call", "value": json.dumps(CALL["function"])},
+        {"role": "assistant", "function_call": json.dumps(SPELT), "tool_calls": []},
+        {"role": "assistant", "tool_calls": [{"name": "weather", "args": ARGUMENTS, "id": "", "type": "tool_call"}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "weather"}, "input": ARGUMENTS}]},
+        {"role": "assistant", "tool_calls": [{"name": "weather", "parameters": {}, "kwargs": json.dumps(ARGUMENTS)}]},
         {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}]},
+        {"role": "assistant", "content": [{"type": "tool_call", "tool_call": SPELT}]},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messa
      {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "rain"}]}]}],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "tools", [[TOOL], json.dumps([TOOL]), [{"type": "function", "function": TOOL}], [json.dumps(TOOL)]]
+    "tools", [[TOOL, TOOL], json.dumps([TOOL]), [{"type": "function", "function": TOOL}], [json.dumps(TOOL)]]
 )
 def test_calls_results_and_tools_of_every_form_become_openai_messages(called, result, tools):
     found = parse_row(talk(ASKED, called, result, SAID, tools=tools))
@@ -99,6 +104,7 @@ def test_reasoning_is_kept_under_its_original_name_or_as_content():
         talk({**ASKED, "train_on_turn": False}, {**SAID, "train_on_turn": False}, ASKED, SAID),
         talk(ASKED, SAID, ASKED, SAID, assistant_masks=[0, 0, 0, 1]),
         talk(ASKED, SAID, ASKED, SAID, weights=[0, 1]),
+        talk(ASKED, {**SAID, "content": "", "weight": 0}, ASKED, SAID),
         talk(ASKED, {**SAID, "weight": 0.0}, ASKED, {**SAID, "weight": 1.0}, mask="User"),
     ],
 )
@@ -155,6 +161,26 @@ def test_marked_answers_are_excluded_from_training(row):
         (answer(channel="analysis"), "message 2 has channel: 'analysis'"),
         (answer(reasoning_content="a", content=[{"type": "thinking", "thinking": "b"}, {"text": "Me."}]), "two kinds"),
         ({"instruction": "i", "input": "x", "output": 3}, "other than text"),
+        ({"instruction": "i", "input": float("nan"), "output": "o"}, "its input is nan, expected text"),
+        ({"instruction": "i", "input": ["a", "b"], "output": "o"}, "its input is \\['a', 'b'\\], expected text"),
+        ({"instruction": {"a": 1}, "input": "", "output": "o"}, "its instruction is {'a': 1}, expected text"),
+        ({"instruction": "i", "input": "", "output": "o", "history": float("nan")}, "its history is nan"),
+        ({"instruction": "i", "input": "", "output": "o", "history": ["qa"]}, "other than text"),
+        ({"instruction": "i", "input": "", "output": " "}, "message 2 is an empty answer; write weight: 0"),
+        (answer(content=[]), "message 2 is an empty answer"),
+        (talk(ASKED, SAID, ASKED, {**SAID, "content": "\n"}), "message 4 is an empty answer"),
+        (talk(ASKED, {"from": "function_call", "value": "[]"}, RESULT, SAID), "message 2 is an empty answer"),
+        (answer(tool_calls=[{"name": "", "arguments": {"a": 1}}]), "names no function"),
+        (answer(content=["a", {"type": "tool_call", "tool_call": {}}]), "names no function"),
+        (answer(tool_calls=[{"name": "f", "args": {"a": 1}, "arguments": {"a": 2}}]), "different arguments of f"),
+        (answer(content={"text": "Me.", "images": ["a"]}), "message 2 has a part with images; only text"),
+        (talk({**ASKED, "content": [{"text": "a", "image_url": "u"}]}, SAID), "message 1 has a part with image_url"),
+        (answer(content="<think>a</think>Me.", reasoning="b"), "reasoning in its content and in a field of its own"),
+        (answer(recipient="functions.f"), "message 2 has recipient: 'functions.f'; write the call into tool_calls"),
+        (talk({**ASKED, "tool_calls": [CALL]}, SAID), "message 1 has tool_calls: .*; only answers have tool calls"),
+        (talk(ASKED, SAID, train=False), "its train is False, which leaves the row out"),
+        (talk(ASKED, SAID, isTrainable=False), "its isTrainable is False"),
+        ({"instruction": "i", "input": "", "output": "o", "ignore": 1}, "its ignore is 1, which leaves the row out"),
     ],
 )  # fmt: skip
 def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row, why):
@@ -171,6 +197,8 @@ def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row
         talk(ASKED, {**SAID, "refusal": None, "audio": None, "mask": None}, images=[], audio=None),
         talk({**ASKED, "parts": [{"type": "text", "text": "Who?"}]}, {**SAID, "text": "Me."}),
         answer(finish_reason="stop", constraints="none", model="m", channel="final"),
+        answer(function_call={"name": None, "arguments": ""}, tool_calls=[{"id": "", "function": {"name": ""}}]),
+        answer(recipient="all") | {"train": True, "is_masked": False, "train_id": 0, "loss": 0.0},
         talk(ASKED, SAID, train_loss=0.5, num_images=0, weights_kg=None, split="train", functions_used="f"),
     ],
 )
