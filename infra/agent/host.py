@@ -5,11 +5,12 @@ imports no other module of this project and prints one JSON document.
 
     facts              hardware and software of the machine, and the pods on the machine
     pods               the pods on the machine: the markers under ~/.slipway/pods
-    mark RUN TOKEN [beside [DEVICES [MACHINE]]]
+    mark RUN TOKEN [beside [DEVICES [MACHINE [PLACE]]]]
                        create the folder and the marker of a pod. Without further words, fail if the machine holds a
                        different pod. `beside`: fail only if this folder belongs to a different pod. DEVICES, such as
                        `0,1`: fail if another pod holds one of these GPUs or the whole machine. MACHINE: token of the
-                       rented pod that provides this machine; that pod never conflicts
+                       rented pod that provides this machine; that pod never conflicts. PLACE: name of the machine in
+                       the inventory, because a machine may have several names, and machines may share a home
     unmark RUN TOKEN   delete marker and secrets; keep all files that the pod has written
 """
 
@@ -125,7 +126,7 @@ def pods() -> List[Dict[str, Any]]:
             with open(os.path.join(folder, "POD.json")) as file:
                 marker = json.load(file)
             ids = {"run": str(marker["run"]), "token": str(marker["token"]), "folder": folder}
-            found.append({**ids, "devices": str(marker.get("devices", ""))})
+            found.append({**ids, **{name: str(marker.get(name, "")) for name in ("devices", "place")}})
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -138,7 +139,9 @@ def may_share(devices: str, others: str) -> bool:
     return bool(devices and others) and not set(devices.split(",")) & set(others.split(","))
 
 
-def mark(run: str, token: str, beside: str = "", devices: str = "", machine: str = "") -> Dict[str, Any]:
+def mark(
+    run: str, token: str, beside: str = "", devices: str = "", machine: str = "", place: str = ""
+) -> Dict[str, Any]:
     """Create the marker of a pod and return {"folder": path}, or {"holder": pod} if another pod holds the machine.
 
     `beside` allows other pods in other folders, as on the login node of a cluster.
@@ -156,7 +159,7 @@ def mark(run: str, token: str, beside: str = "", devices: str = "", machine: str
     # A durable write, as the lock below, without the shared helpers: this file imports no project module.
     draft = os.path.join(folder, f".{token}.draft")
     with open(draft, "w") as file:
-        json.dump({"token": token, "run": run, "devices": devices}, file)
+        json.dump({"token": token, "run": run, "devices": devices, "place": place}, file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, os.path.join(folder, "POD.json"))

@@ -110,6 +110,7 @@ class SshPools(Provider):
                 "",
                 request.devices,
                 host.token,
+                host.place,
             )
         except (TimedOut, ConnectionLost) as error:
             raise Ambiguous(f"{self.name}: marking {host.place}: {error}") from error
@@ -209,7 +210,8 @@ class SshPools(Provider):
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:
             raise SlipwayError(f"{'; '.join(damaged)}; remove the file when no pod runs on the machine")
-        return [self._pod(host, one["run"], one["token"], one["folder"]) for one in said]
+        others = {other.place for other in self.hosts} - {host.place}  # names of this machine, or of a shared home
+        return [self._pod(host, one["run"], one["token"], one["folder"]) for one in said if one["place"] not in others]
 
     def _pod(self, host: Host, run: str, token: str, folder: str) -> Pod:
         return Pod(

@@ -12,8 +12,10 @@ import pytest
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.process import find
 from infra.errors import Busy, NoOffer, SlipwayError
+from infra.ledger.audit import CLAIMED, findings
 from infra.ledger.journal import Journal
 from infra.ledger.op import Leased
+from infra.ledger.reconcile import Delete, RowEvent, prefix, reconcile, take_snapshot
 from infra.machines import inventory as pools
 from infra.machines import survey
 from infra.machines.host_memory import HostMemory
@@ -230,6 +232,30 @@ os.kill(os.getpid(), signal.SIGKILL)
         pods.rent(provider, Request(run="b-2"), offer, job(), journal)
     assert pods.settle(provider, op, journal).state == "TERMINATED"
     assert provider.list() == [] and rent(provider, journal, "b-2").is_live
+
+
+@pytest.mark.parametrize("shared", ["machine", "home"])
+def test_a_pod_of_a_machine_with_two_names_or_a_shared_home_is_listed_once(inventory, journal, shared):
+    provider = inventory(1 if shared == "machine" else 2)
+    first = provider.hosts[0]
+    second = provider.hosts[1] if shared == "home" else replace(first, pool="another")
+    provider = replace(provider, hosts=(second, first))
+    op = rent(provider, journal, "a-1", place=first.place)
+    folder = PodFolder(Path(Address.parse(op.address).folder))
+    if shared == "home":
+        provider.connect(second).put(provider.connect(first).get(folder.marker), folder.marker)
+    assert [one.pod_id for one in provider.list()] == [op.remote_id]
+    for _ in range(2):
+        assert not [one for one in reconcile(provider, journal).actions if not isinstance(one, RowEvent)]
+    seen = take_snapshot(provider, journal)
+    assert [one.kind for one in findings(seen, provider="ssh", prefix=prefix(journal), now=0)] == [CLAIMED]
+    with pytest.raises(Busy):
+        provider.offers(Request(run="b-2"))
+    alone = replace(provider, hosts=(second,))
+    if shared == "machine":  # the first name left the inventory
+        assert not [one for one in reconcile(alone, journal).actions if isinstance(one, Delete)]
+    pods.end(provider, op, journal)
+    assert first.place not in [one.pod_id.partition("@")[2] for one in provider.list()]
 
 
 def test_a_run_ends_while_a_second_machine_is_switched_off(inventory, journal):
