@@ -80,6 +80,24 @@ def _close(asked: ast.Call, names: set[str]) -> Test | None:
     return Test(ast.unparse(call), literal(expected), "close", tolerance)
 
 
+def split_setup(setup: str) -> tuple[str, str]:
+    """Return the statements of a setup that run before the answer, and those with names that the answer defines."""
+    try:
+        statements = ast.parse(setup).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return setup, ""
+    early, found = list[ast.stmt](), statements
+    while len(early) != len(found):
+        early, names = found, {*dir(builtins), *(name for one in found for name in bound(one))}
+        found = [one for one in early if STAR in names or _names(one) <= names]
+    texts = [[ast.unparse(one) for one in statements if (one in early) is is_early] for is_early in (True, False)]
+    return "\n".join(texts[0]), "\n".join(texts[1])
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
 def is_answers(asked: ast.expr, names: set[str]) -> bool:
     """Return True if an expression calls a function defined only by the answer.
 

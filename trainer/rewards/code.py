@@ -14,7 +14,7 @@ from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.answers import answer_of, thinks, trailing
-from trainer.rewards.assertions import parse_assertion
+from trainer.rewards.assertions import parse_assertion, split_setup
 from trainer.rewards.reward import JudgedAnswer, Reward
 
 SHORT = 50  # maximum characters after the answer
@@ -62,9 +62,11 @@ class Mbpp:
 
     def compile_and_test(self, code: str, setup: str, words: Sequence[str]) -> tuple[bool, float]:
         """Return True if the code compiles, and the share of passed tests (0 without tests)."""
+        setup, late = split_setup(setup)  # MBPP builds some arguments of classes that the answer defines
         tests = [parse_assertion(one, setup) for one in words]
         calls = [one for one in tests if one.how != "whole"]
         wholes = [one.call for one in tests if one.how == "whole"]
+        code = f"{code}\n{late}" if late else code
         found = self.jail.run_answer(code, [one.call for one in calls], wholes, setup)
         held = [not one.error and test.is_satisfied_by(one.plain) for test, one in zip(calls, found.calls, strict=True)]
         held += [not one.error for one in found.asserts]

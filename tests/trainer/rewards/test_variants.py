@@ -37,6 +37,34 @@ def test_program_is_right_when_its_assertions_hold():
     assert misjudged(Mbpp(is_unsafe=True), list(variants.mbpp())) == []
 
 
+NODE = """class Node:
+    def __init__(self, data):
+        self.data, self.left = data, None
+def height(node):
+    return 1 + height(node.left) if node else 0"""
+ROOT = "import math\r\nroot = Node(1)\r\nroot.left = Node(2)\r\ndef twice(node): return 2 * height(node)\r\n"
+OF_ROOT = (
+    "assert (height(root)) == 2",
+    "assert twice(root.left) == 2",
+    "assert sorted([height(root), 1]) == [1, 2]",
+    "assert math.isclose(math.sqrt(height(root.left)), 1.0)",
+)
+
+
+@pytest.mark.process
+def test_setup_that_needs_a_class_of_the_answer_runs_behind_the_answer():
+    judge = Mbpp(is_unsafe=True)
+    try:
+        wrong = NODE.replace("1 +", "2 +")
+        assert [judge.pass_rate(code, ROOT, OF_ROOT) for code in (NODE, wrong, "def height(node): return 2")] == [
+            1,
+            0,
+            0,
+        ]
+    finally:
+        judge.close()
+
+
 @pytest.mark.process
 @pytest.mark.nightly
 def test_latex_is_right_in_every_usual_spelling():
