@@ -71,7 +71,11 @@ def _of_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not columns:
         raise RowRefused(f"its {next((name for name in COLUMNS if name in row), 'row')} holds no messages")
     found = [
-        [one for number, message in enumerate(_listed(row[column]), 1) for one in _Message(number, message).read()]
+        [
+            one
+            for number, message in enumerate(map(_parsed, _listed(row[column])), 1)
+            for one in _Message(number, message).read()
+        ]
         for column in columns
     ]
     if any(one != found[0] for one in found):

@@ -34,6 +34,7 @@ def answer(**more):
             talk(*({"role": one, "parts": [{"text": "a"}, {"text": "b"}]} for one in ("user", "model"))),
             [("user", "ab"), ("assistant", "ab")],
         ),
+        ({"messages": [json.dumps(ASKED), json.dumps(SAID)]}, PLAIN),
         (talk({"role": "developer", "content": "s"}, ASKED, SAID), [("system", "s"), *PLAIN]),
         (talk(ASKED, SAID, system="s"), [("system", "s"), *PLAIN]),
         (talk(ASKED, SAID, system_prompt=" "), [("user", "Who?"), ("assistant", "Me.")]),
