@@ -110,8 +110,10 @@ def measure(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
 
 def _pointers(root: Path, found: Mapping[str, os.stat_result]) -> tuple[str, ...]:
     """Return the files with a pointer of Git LFS in place of their content; see the specification of git-lfs."""
-    attributes = [path for path in found if path.rpartition("/")[2] == ".gitattributes"]
-    if not any(b"filter=lfs" in (root / path).read_bytes() for path in attributes):
+    attributes = [root / path for path in found if path.rpartition("/")[2] == ".gitattributes"]
+    for folder in (root, *root.parents):  # git reads the attributes of all folders of the checkout
+        attributes += [folder / name for name in (".gitattributes", ".git/info/attributes")]
+    if not any(b"filter=lfs" in path.read_bytes() for path in attributes if path.is_file()):
         return ()
     small = [path for path, seen in found.items() if stat.S_ISREG(seen.st_mode) and seen.st_size < POINTER_BYTES]
     return tuple(

@@ -327,6 +327,16 @@ def test_pointers_of_git_lfs_are_counted(root):
     assert shipment.measure(root).pointers == ()
     write(root, {"data/.gitattributes": b"*.bin filter=lfs diff=lfs merge=lfs -text\n"})
     assert shipment.measure(root).pointers == ("data/a.bin",)
+    assert shipment.measure(root / "data", "a.bin").pointers == ("a.bin",)
+
+
+@pytest.mark.parametrize("place", [".gitattributes", ".git/info/attributes"])
+def test_pointers_of_git_lfs_are_counted_in_a_folder_of_a_checkout(root, place):
+    write(root, {"sub/a.bin": b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 12345\n" % 7})
+    assert shipment.measure(root / "sub").pointers == ()
+    write(root, {place: b"*.bin filter=lfs diff=lfs merge=lfs -text\n"})
+    assert shipment.measure(root / "sub").pointers == ("a.bin",)
+    assert shipment.measure(root / "sub", "a.bin").pointers == ("a.bin",)
 
 
 def test_a_preview_handles_seventy_thousand_files_of_the_last_push(tmp_path):
