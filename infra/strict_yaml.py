@@ -17,7 +17,9 @@ MOST_NODES = 20_000  # nodes of a document, with aliased nodes counted each time
 Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
+    """Loader of a document without duplicate keys and huge numbers."""
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse duplicate keys: YAML requires unique keys, but PyYAML keeps the last value."""
         if isinstance(node, yaml.MappingNode):
@@ -37,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _kind in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+    Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", Loader.construct_number)
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ class YamlDocument:
 
 def documents(path: Path) -> list[YamlDocument]:
     """Return all non-empty documents of a file. Raises as `read`, and for a self-containing document."""
-    text = _text(path)
+    text = content(path)
     if not text.strip():
         return []
     made: list[YamlDocument] = []
     try:
-        _refuse_bombs(path, text)
-        for node, said in zip(yaml.compose_all(text, yaml.SafeLoader), yaml.load_all(text, _Loader), strict=True):
+        refuse_bombs(path, text)
+        for node, said in zip(yaml.compose_all(text, yaml.SafeLoader), yaml.load_all(text, Loader), strict=True):
             if node is not None and said is not None:
                 document = YamlDocument(said)
                 _note_places(path, node, (), document, [])
@@ -97,16 +99,17 @@ def _note_places(path: Path, node: yaml.Node, at: Place, found: YamlDocument, ab
 
 def read(path: Path) -> Any:
     """Return the content of a file. Raises FileNotFoundError, and UsageError with the place of a problem if known."""
-    return parse(path, _text(path))
+    return parse(path, content(path))
 
 
-def _text(path: Path) -> str:
+def content(path: Path) -> str:
+    """Return the text of a file. Raises FileNotFoundError, and UsageError for a long file or a file without UTF-8."""
     with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
         raise UsageError(f"{path}: the file is longer than {MOST_BYTES >> 10} KiB")
     try:
-        return content.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
 
@@ -114,8 +117,8 @@ def _text(path: Path) -> str:
 def parse(path: Path, text: str) -> Any:
     """Return the content of a YAML text; `path` names the text in errors. Raises UsageError."""
     try:
-        _refuse_bombs(path, text)
-        return yaml.load(text, Loader=_Loader)
+        refuse_bombs(path, text)
+        return yaml.load(text, Loader=Loader)
     except UsageError:
         raise
     except Exception as error:  # PyYAML raises built-in exceptions for many scalars: `!!int ""`, `!!bool x`
@@ -136,7 +139,8 @@ def what(error: Exception) -> str:
     return " ".join(said.split())
 
 
-def _refuse_bombs(path: Path, text: str) -> None:
+def refuse_bombs(path: Path, text: str) -> None:
+    """Raise UsageError for a text with more levels or aliases than MOST_DEPTH and MOST_ALIASES."""
     depth = aliases = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -32,6 +32,7 @@ from infra.names import check_name
 from infra.records import Address
 from infra.transport import ssh_include
 from infra.transport.private_keys import is_public
+from store import packs
 
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
@@ -158,6 +159,8 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
         raise UsageError(
             f"inventory {path} does not exist; copy ssh_node_pools.yaml.example to this path, or run: inv pool.import"
         ) from None
+    except UsageError:
+        document = packs.load("infra.machines.tolerant_yaml:read")(path)
     if not isinstance(document, dict) or not document:
         raise UsageError(f"{path}: expected `POOL:` with `hosts:` below")
     ssh = (home or Path.home()) / ".ssh"
@@ -232,7 +235,8 @@ def _host(
     before: Sequence[Host],
 ) -> Host:
     own = {"ip": entry} if isinstance(entry, str) else entry
-    where = f"{where}, host {own.get('ip', '?') if isinstance(own, dict) else own}"
+    name = "?" if isinstance(own, UsageError) else own.get("ip", "?") if isinstance(own, dict) else own
+    where = f"{where}, host {name}"
     check_keys(where, own, HOST_KEYS)
     if not isinstance(own.get("ip"), str) or not HOST.fullmatch(own["ip"]) or _parts_of(own):
         raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text{_parts_of(own)}")
@@ -309,6 +313,8 @@ def refuse_readable(key: Path) -> None:
 
 def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
     """Raise UsageError for a non-mapping and for unknown keys."""
+    if isinstance(body, UsageError):  # of `tolerant_yaml`
+        raise UsageError(f"{where}: {body}")
     if not isinstance(body, dict):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
     for key in body:

@@ -291,6 +291,38 @@ def test_an_unusable_entry_is_an_error_of_this_entry_only(home):
         own.find("9.9.9.9")
 
 
+TWICE = """
+a: {{identity_file: {home}/pool, hosts: [1.1.1.1, {{ip: 1.1.1.2, ip: 1.1.1.3}}, {{ip: 4, port: !!int ''}}, 1.1.1.5]}}
+b: {{identity_file: {home}/pool, hosts: [2.2.2.1]}}
+b: {{identity_file: {home}/pool, hosts: [2.2.2.2]}}
+c: {{user: x, user: y, identity_file: {home}/pool, hosts: [3.3.3.1]}}
+d: !!python/object/apply:os.system [id]
+e: {{identity_file: {home}/pool, hosts: [5.5.5.1], labels: {{x: !no 1}}}}
+f: {{identity_file: {home}/pool, hosts: [6.6.6.1]}}
+"""
+
+
+def test_an_entry_that_is_no_yaml_value_is_an_error_of_this_entry_only(home):
+    path = home / "ssh_node_pools.yaml"
+    path.write_text(TWICE.format(home=home))
+    own = inventory.load(path, home)
+    assert [host.place for host in own.hosts] == ["a/1.1.1.1", "a/1.1.1.5", "f/6.6.6.1"]
+    assert [(one.place, one.why.removeprefix(f"{path}: pool {one.pool}")) for one in own.unusable] == [
+        ("a/?", ", host ?: line 2: 'ip' is given twice"),
+        (
+            "a/?",
+            ", host ?: line 2: this value cannot be read: IndexError('string index out of range')",
+        ),
+        ("b", ": 'b' is given twice"),
+        ("c", ": line 5: 'user' is given twice"),
+        (
+            "d",
+            ": line 6: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
+        ),
+        ("e", ": line 7: could not determine a constructor for the tag '!no'"),
+    ]
+
+
 def test_a_key_readable_by_others_is_an_error_of_its_entries_only(home):
     (home / "pool").chmod(0o644)
     path = home / "ssh_node_pools.yaml"
