@@ -4,6 +4,7 @@ Credentials, region and endpoint follow the AWS tools (AWS_ACCESS_KEY_ID, profil
 objects use multipart uploads; a retry compares the parts of an earlier upload by MD5 and sends only missing parts.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -11,7 +12,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from store import credentials
 from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
 from store.backends.bucket import BucketBackend
 from store.manifest import AccessDenied, NoStore, StoreError
-from store.patience import Conflict, Patience, Retryable, clean
+from store.patience import Conflict, Patience, Retryable, StoreAway, clean
 
 MOST_PARTS = 9_000  # S3 allows 10,000
 # Bytes per copy request. The response comes when the copy is complete and must meet the timeout.
@@ -37,6 +38,8 @@ ABILITIES = {
     "list_parts": "the listing of the parts of an upload, which continues a broken upload",
     "copy_object": "copies within a bucket",
     "upload_part_copy": "copies of parts within a bucket",
+    "ranges": "reads of a range of a file",
+    "pages": "the listing of a bucket by pages (ListObjectsV2)",
 }
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a service other than AWS)"
 
@@ -69,7 +72,9 @@ class Bucket(BucketBackend):
                     found[name] = ListedFile(one["Size"], one["ETag"])
             if not page.get("IsTruncated"):
                 return found
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            before, more = more, {"ContinuationToken": page.get("NextContinuationToken")}
+            if more in (before, {"ContinuationToken": None}):
+                raise self._lacks("pages", "it gives no new token for the next page")
 
     def entry(self, name: str) -> ListedFile:
         """Return the entry of a file. Raise FileNotFoundError or StoreError."""
@@ -173,31 +178,53 @@ class Bucket(BucketBackend):
             more = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
     def check_writable(self) -> None:
-        """Raise StoreError unless a probe can be written, conditionally, by parts, and removed.
+        """Raise StoreError unless probes can be written, conditionally, by parts, copied, read by ranges, and removed.
 
         Some services ignore a condition, and a second writer overwrites the file of the first.
         """
         name = f".probe-{uuid.uuid4().hex}"
-        self.put({name: b"first"}, guard=(name, ""))
+        new, copy, key = f"{name}-new", f"{name}-copy", f"{self.prefix}{name}-parts"
+        self.put({name: b"first"})
         try:
+            with self._requires("conditions"):
+                self.put({new: b"first"}, guard=(new, ""))
+                self.put({name: b"second"}, guard=(name, self.entry(name).version))
+            for version, header in (("", "If-None-Match"), (f'"{"0" * 32}"', "If-Match")):
+                with self._requires("conditions"), contextlib.suppress(Conflict):
+                    self.put({name: b"third"}, guard=(name, version))
+                    raise self._lacks("conditions", f"it has overwritten a file despite {header}")
+            with self._requires("ranges"):
+                if self.get(name, 1, 3) != b"ec":
+                    raise self._lacks("ranges", "it has returned other bytes")
+            source = Copy(name, 6, self.entry(name).version)
+            with self._requires("copy_object"):
+                self.put({copy: source})
+            upload: dict[str, Any] = {"Key": key}
+            upload["UploadId"] = self._ask("probing", "create_multipart_upload", **upload)["UploadId"]
             try:
-                self.put({name: b"second"}, guard=(name, ""))
-            except Conflict:
-                pass
-            else:
-                raise self._lacks("conditions", "it has overwritten a file despite If-None-Match")
-            upload: dict[str, Any] = {
-                "Key": self.prefix + name,
-                "UploadId": self._ask("probing", "create_multipart_upload", Key=self.prefix + name)["UploadId"],
-            }
-            try:
-                if upload["UploadId"] not in self._unfinished_uploads(upload["Key"]):
-                    raise self._lacks("list_multipart_uploads", "it does not list an upload that has begun")
-                self._uploaded_parts(upload["Key"], upload["UploadId"])
+                with self._requires("upload_part_copy"):
+                    origin: dict[str, Any] = {"CopySource": {"Bucket": self.bucket, "Key": self.prefix + name}}
+                    self._ask("probing", "upload_part_copy", PartNumber=1, **upload, **origin)
+                with self._requires("list_multipart_uploads"):
+                    if upload["UploadId"] not in self._unfinished_uploads(key):
+                        raise self._lacks("list_multipart_uploads", "it does not list an upload that has begun")
+                with self._requires("list_parts"):
+                    if 1 not in self._uploaded_parts(key, upload["UploadId"]):
+                        raise self._lacks("list_parts", "it does not list a part that has been written")
             finally:
                 self._ask("probing", "abort_multipart_upload", **upload)
         finally:
-            self.put({}, [name])
+            self.put({}, [name, new, copy])
+
+    @contextlib.contextmanager
+    def _requires(self, ability: str) -> Iterator[None]:
+        """Turn an error of the service other than a missing bucket, key or connection into a missing ability."""
+        try:
+            yield
+        except (NoStore, StoreAway):
+            raise
+        except (StoreError, FileNotFoundError) as error:
+            raise self._lacks(ability, clean(error).removeprefix(f"{self.uri}: ")) from None
 
     def _lacks(self, ability: str, said: str) -> NoStore:
         where = self._client.meta.endpoint_url

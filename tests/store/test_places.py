@@ -94,8 +94,15 @@ def test_a_read_only_bucket_is_detected_before_any_work(s3, monkeypatch):
 LACKS = b"<Error><Code>NotImplemented</Code><Message>A header implies functionality that is not here</Message></Error>"
 
 
+IGNORED = {
+    "conditions, silently": ["HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"],
+    "If-Match, silently": ["HTTP_IF_MATCH"],
+    "ranges, silently": ["HTTP_RANGE"],
+}
+
+
 @contextlib.contextmanager
-def service_without(ability):
+def service_without(ability, status="501 Not Implemented", code="NotImplemented"):
     """Yield the address of an S3 service that lacks an ability (moto's behind a filter), and the refused paths."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -104,18 +111,20 @@ def service_without(ability):
     moto = DomainDispatcherApplication(create_backend_app)
 
     def service(environ, start):
+        is_read, query = environ["REQUEST_METHOD"] == "GET", environ["QUERY_STRING"]
         is_lacking = {
             "conditions": "HTTP_IF_NONE_MATCH" in environ,
-            "conditions, silently": False,
-            "listing": environ["REQUEST_METHOD"] == "GET" and "uploads" in environ["QUERY_STRING"],
-            "parts": environ["REQUEST_METHOD"] == "GET" and "uploadId" in environ["QUERY_STRING"],
+            "listing": is_read and "uploads" in query,
+            "parts": is_read and "uploadId" in query,
+            "copies": "HTTP_X_AMZ_COPY_SOURCE" in environ and not query,
+            "copies of parts": "HTTP_X_AMZ_COPY_SOURCE" in environ and "uploadId" in query,
         }
-        if is_lacking[ability]:
+        if is_lacking.get(ability):
             refused.append(environ["PATH_INFO"])
-            start("501 Not Implemented", [("Content-Type", "application/xml"), ("Content-Length", str(len(LACKS)))])
-            return [LACKS]
-        if ability == "conditions, silently":
-            environ.pop("HTTP_IF_NONE_MATCH", None)
+            start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(LACKS)))])
+            return [LACKS.replace(b"NotImplemented", code.encode())]
+        for header in IGNORED.get(ability, ()):
+            environ.pop(header, None)
         return moto(environ, start)
 
     server = make_server("127.0.0.1", 0, service, threaded=True)
@@ -128,13 +137,18 @@ def service_without(ability):
         thread.join()
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize(
     ("ability", "said"),
     [
         ("conditions", "lacks conditional writes .*: it answers 501 .NotImplemented."),
         ("conditions, silently", "lacks conditional writes .*: it has overwritten a file despite If-None-Match"),
+        ("If-Match, silently", "lacks conditional writes .*: it has overwritten a file despite If-Match"),
+        ("ranges, silently", "lacks reads of a range of a file: it has returned other bytes"),
         ("listing", "lacks the listing of multipart uploads"),
         ("parts", "lacks the listing of the parts of an upload"),
+        ("copies", "lacks copies within a bucket"),
+        ("copies of parts", "lacks copies of parts within a bucket"),
     ],
 )
 def test_a_service_that_lacks_an_ability_is_refused_before_any_work(s3, monkeypatch, ability, said):
@@ -145,8 +159,28 @@ def test_a_service_that_lacks_an_ability_is_refused_before_any_work(s3, monkeypa
         place.create()
         with pytest.raises(NoStore, match=f"the service at {url} {said}.*Use a different store"):
             Store(uri).check_writable()
-        assert len(refused) == (0 if ability == "conditions, silently" else 1)  # The answer is final.
+        assert len(refused) == (0 if ability in IGNORED else 1)  # The answer is final.
         assert place.listing() == {}
+
+
+@pytest.mark.day_cases(1)
+@pytest.mark.parametrize(
+    ("ability", "status", "code", "said"),
+    [
+        ("conditions", "400 Bad Request", "InvalidArgument", "lacks conditional writes .*400"),
+        ("conditions", "412 Precondition Failed", "PreconditionFailed", "lacks conditional writes .*NoSuchKey"),
+        ("listing", "404 Not Found", "NoSuchKey", "lacks the listing of multipart uploads.*NoSuchKey"),
+        ("listing", "400 Bad Request", "InvalidRequest", "lacks the listing of multipart uploads.*InvalidRequest"),
+        ("copies of parts", "400 Bad Request", "InvalidRequest", "lacks copies of parts .*InvalidRequest"),
+    ],
+)
+def test_a_missing_ability_is_named_for_any_answer(s3, monkeypatch, ability, status, code, said):
+    uri = s3.bucket()
+    with service_without(ability, status, code) as (url, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        open_place(uri).create()
+        with pytest.raises(NoStore, match=f"the service at {url} {said}.*Use a different store"):
+            Store(uri).check_writable()
 
 
 def test_a_long_wait_that_a_store_asks_for_is_shown(monkeypatch, caplog):
