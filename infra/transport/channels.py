@@ -101,21 +101,25 @@ def says(talk: bytes) -> str:
 
 def begin(link: Link, channel: Any, frame: Frame, script: str, pieces: Iterable[bytes] = ()) -> Iterable[bytes]:
     """Start a script between the marks of the frame and return the pieces to send to stdin."""
-    line = login_line(frame.wrap(script))
+    line = login_line(frame.wrap(script), frame.opening)
     link.send(channel, "exec", line.line)
-    pieces = _after_begin(frame, channel, pieces) if pieces != () else ()
-    return itertools.chain([line.head], pieces) if line.head else pieces
+    pieces = itertools.chain([line.head], pieces) if line.head else pieces
+    return _after_begin(frame, channel, pieces) if pieces != () else ()
 
 
 def _after_begin(frame: Frame, channel: Any, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the pieces after the script has begun: a start-up file of the login shell may read stdin.
+    wait_for_begin(frame, channel)
+    yield from pieces
+
+
+def wait_for_begin(frame: Frame, channel: Any) -> None:
+    """Wait until the script has begun: a start-up file of the login shell may read stdin.
 
     A wrapper may hold back the output until the command ends, so the wait ends after BEGIN_S.
     """
     deadline = time.monotonic() + BEGIN_S
     while not frame.has_begun.wait(TICK_S) and not channel.closed and time.monotonic() < deadline:
         pass
-    yield from pieces
 
 
 def kill(link: Link, process: int | None) -> None:
@@ -151,7 +155,7 @@ class Duplex:
     """The stdin and stdout of a remote program."""
 
     def __init__(self, channel: Any, frame: Frame) -> None:
-        self._channel = channel
+        self._channel, self._frame = channel, frame
         self._framed = Framed(channel, frame)
         self.shutdown_write = channel.shutdown_write
 
@@ -168,7 +172,8 @@ class Duplex:
         return found
 
     def sendall(self, piece: bytes) -> None:
-        """Send all bytes. Raises BrokenPipeError when the connection or the channel is closed."""
+        """Send all bytes; a different thread receives. Raises BrokenPipeError when connection or channel is closed."""
+        wait_for_begin(self._frame, self._channel)
         try:
             self._channel.sendall(piece)
         except connection_loss_errors() as error:

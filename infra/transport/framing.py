@@ -60,18 +60,18 @@ class Frame:
         return FramedStream(_turned(self.begin), _turned(self.end))
 
     def wrap(self, script: str) -> str:
-        """Wrap a script between the marks. The outer shell stays, in order to report a signal."""
-        return f"{self.opening}(\n{script}\n)\ncode=$?\n{self.closing()}"
+        """Return a script, to run after `opening`, with the last marks. The outer shell stays to report a signal."""
+        return f"(\n{script}\n)\ncode=$?\n{self.closing()}"
 
 
-def login_line(script: str) -> RemoteLine:
-    """Return a line that runs a `sh` script in any login shell."""
-    raw = script.encode()
-    line = f"""exec sh -c 'eval "$(printf "{_PLAIN.sub(_escape, raw).decode()}")"'"""
+def login_line(script: str, opening: str = "") -> RemoteLine:
+    """Return a line that runs `opening` and a `sh` script in any login shell; `opening` reads nothing from stdin."""
+    line = f"""exec sh -c 'eval "$(printf "{_PLAIN.sub(_escape, (opening + script).encode()).decode()}")"'"""
     if len(line) < _LONGEST_LINE:
         return RemoteLine(line)
+    raw = f"{{ {script}\n}}".encode()  # the braces make a shortened script a syntax error
     # dd reads byte by byte and leaves the rest of stdin to the command.
-    return RemoteLine(f"""exec sh -c 'eval "$(dd bs=1 count={len(raw)} 2>/dev/null)"'""", raw)
+    return RemoteLine(login_line(f'{opening}eval "$(dd bs=1 count={len(raw)} 2>/dev/null)"').line, raw)
 
 
 class FramedStream:

@@ -23,6 +23,7 @@ from invoke.exceptions import CommandTimedOut
 from invoke.runners import Local
 
 from infra.errors import describe
+from infra.transport.channels import wait_for_begin
 from infra.transport.fabric_connection import LocalConnection, PodConnection
 from infra.transport.framing import Frame, FramedStream, login_line
 from infra.transport.protocol import SILENT_S
@@ -173,11 +174,17 @@ class _Remote(_Tied, Remote):  # type: ignore[misc]
         self._out, self._err = work.frame.stdout, work.frame.stderr
 
     def start(self, command: str, shell: str, env: Any, timeout: float | None = None) -> None:
-        line = login_line(command)
+        frame = self.work.frame
+        line = login_line(command.removeprefix(frame.opening), frame.opening)
         super().start(line.line, shell, env, timeout)
-        if line.head:
-            self.channel.sendall(line.head)
+        if line.head:  # sent when the threads that read have started
+            threading.Thread(target=self._send, args=(line.head,), daemon=True).start()
         self.on_started(self.channel.shutdown_write)
+
+    def _send(self, head: bytes) -> None:
+        wait_for_begin(self.work.frame, self.channel)
+        with contextlib.suppress(OSError):  # the channel is closed
+            self.channel.sendall(head)
 
     def read_proc_stdout(self, num_bytes: int) -> bytes:
         return _between(self._out, lambda: super(_Remote, self).read_proc_stdout(num_bytes))

@@ -62,5 +62,5 @@ def test_a_script_arrives_unchanged(text):
 
 def test_an_echoed_command_line_contains_no_mark():
     frame = Frame()
-    line = login_line(frame.wrap("true")).line
+    line = login_line(frame.wrap("true"), frame.opening).line
     assert frame.begin not in line and frame.end not in line and Frame() != frame

@@ -213,3 +213,20 @@ def test_a_start_up_file_that_reads_stdin_takes_no_data(tmp_path):
             assert (done.exited, done.stdout) == (0, "one\ntwo\n") and b"read:" in pod.shell_banner
             pod.put(b"three\n", tmp_path / "file")
             assert (tmp_path / "file").read_bytes() == b"three\n"
+            long = ["sh", "-c", f"cat; : {'é' * 20_000}; echo $0", "four"]
+            done = pod.run(long, stdin=b"one\n", timeout_s=60.0)
+            assert (done.exited, done.stdout) == (0, "one\nfour\n")
+            heard = []
+            (found,) = group_run.run(
+                [pod.connection("a", str(tmp_path))],
+                f": {'é' * 20_000}; pwd",
+                lambda *said: heard.append(said),
+                keeps=True,
+            )
+            assert (found.exit_code, found.stdout) == (0, f"{tmp_path}\n")
+            with pod.open_duplex("cat") as program:
+                reader = threading.Thread(target=lambda: heard.append(program.recv(99)))
+                reader.start()
+                program.sendall(b"five\n")
+                reader.join(60)
+            assert heard[-1] == b"five\n"
