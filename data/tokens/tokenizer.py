@@ -28,8 +28,8 @@ from data.tokens.untrusted import limited_tokenizer
 from data.tokens.untrusted.component_check import find_unknown_component
 from data.tokens.untrusted.patterns import PATTERN as PATTERN
 from store import untrusted_input
-from store.artifacts import sentencepiece
-from store.artifacts.tokenizer_files import load_if_present, named_tokens, templates_of
+from store.artifacts import sentencepiece, vocabulary
+from store.artifacts.tokenizer_files import TOKENIZER_CONFIG, load_if_present, named_tokens, templates_of
 
 if TYPE_CHECKING:
     import fastokens
@@ -66,8 +66,10 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         try:
             raw = untrusted_input.content(path, TOKENIZER_BYTES)
+            self.sha256 = hashlib.sha256(raw).hexdigest()
             self._limited = self._by_pieces = None
-            if said := _of_pieces(raw):
+            raw, said = _without_batches(raw)
+            if said := _of_pieces(said):
                 self._by_pieces = PieceEncoder(said, sentencepiece.spaces_of(said))
                 self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
             else:
@@ -86,7 +88,6 @@ class Tokenizer:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise DataError(f"{path}: not a tokenizer: {str(error)[:200]}") from None
-        self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = self.inner.get_vocab_size()
         if self.vocab_size < len(SPECIALS):
             raise DataError(f"{path}: the {self.vocab_size} ids are fewer than the chat tokens")
@@ -113,6 +114,9 @@ class Tokenizer:
         """
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
             raise DataError(f"{folder}: the tokenizer has {self.vocab_size} ids, but some ids are larger")
+        given = (load_if_present(folder, name) for name in (TOKENIZER_CONFIG, vocabulary.ADDED))
+        if wrong := vocabulary.other_ids(untrusted_input.content(folder / "tokenizer.json", TOKENIZER_BYTES), *given):
+            raise DataError(f"{folder}: {wrong}")
         texts = named_tokens(folder)
         self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
         generation = {
@@ -251,12 +255,22 @@ def encode_flat(encoder: "fastokens.Tokenizer | LimitedTokenizer", texts: list[s
     return np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.uint64).tolist()
 
 
-def _of_pieces(raw: bytes) -> dict[str, Any]:
-    """Return a tokenizer.json of a SentencePiece tokenizer as a dict, else {}. Raises InputError or ValueError."""
+def _without_batches(raw: bytes) -> tuple[bytes, Any]:
+    """Return a tokenizer.json as bytes and as a value, without the lengths that its author set for batches.
+
+    `transformers` ignores these lengths as well, but the libraries cut and pad every text. Raises ValueError.
+    """
     said = json.loads(raw)
+    if not isinstance(said, dict) or not (said.get("truncation") or said.get("padding")):
+        return raw, said
+    said |= {"padding": None, "truncation": None}
+    return json.dumps(said, ensure_ascii=False).encode(), said
+
+
+def _of_pieces(said: Any) -> dict[str, Any]:
+    """Return the content of a tokenizer.json of a SentencePiece tokenizer, else {}. Raises InputError or ValueError."""
     if not isinstance(said, dict) or not sentencepiece.is_pieces(said):
         return {}
-    said |= {"padding": None, "truncation": None}  # settings of the file's author for batches
     if odd := find_unknown_component(said):
         raise InputError(f"{odd} is not supported in a tokenizer with byte fallback")
     return said

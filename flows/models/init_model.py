@@ -87,6 +87,7 @@ def import_from_folder(init: str) -> ImportSpec:
         for name in (vocabulary.GENERATION, vocabulary.NAMED) if file else ():
             tokenizer_files.load_if_present(folder, name)
         named = tokenizer_files.named_tokens(folder) if file else {}
+        given = [tokenizer_files.load_if_present(folder, name) for name in (TOKENIZER_CONFIG, vocabulary.ADDED)]
     except untrusted_input.UnusableDocument as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(default_template(templates))
@@ -99,6 +100,7 @@ def import_from_folder(init: str) -> ImportSpec:
         content.update(b"" if file == vocabulary.TOKENIZER else raw)
     if own_chat:
         refuse_templates(init, templates, named, file, raw)
+        refuse_ids(init, file, raw, *given)
         content.update("\0".join(part for one in sorted(templates.items()) for part in one).encode())
     return ImportSpec(
         source=str(folder),
@@ -168,6 +170,15 @@ def refuse_templates(init: str, templates: Mapping[str, str], named: Mapping[str
         raise UsageError(f"--init {init}: {wrong}")
 
 
+def refuse_ids(init: str, file: str, raw: bytes, config: Mapping[str, Any], added: Mapping[str, Any]) -> None:
+    """Raise UsageError if the files beside a tokenizer.json give a token a different id.
+
+    config: content of tokenizer_config.json. added: content of added_tokens.json.
+    """
+    if file == vocabulary.TOKENIZER and (wrong := vocabulary.other_ids(raw, config, added)):
+        raise UsageError(f"--init {init}: {wrong}; save the tokenizer again with transformers")
+
+
 def is_foreign(template: str) -> bool:
     """Return whether a chat template is not ours; False for "" (no template)."""
     return bool(template) and ENDS_ANSWER not in template
@@ -207,6 +218,7 @@ def import_from_hub(init: str, settings: Settings) -> ImportSpec:
         named = tokenizer_files.named_in(config, lambda: json_of(vocabulary.NAMED))
     if own_chat:
         refuse_templates(init, templates, named, file, raw)
+        refuse_ids(init, file, raw, config, json_of(vocabulary.ADDED))
     return ImportSpec(
         source=f"hf://{repo}",
         revision=commit,

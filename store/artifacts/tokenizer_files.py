@@ -73,6 +73,8 @@ def templates_in(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(said, list):
         named = ((one.get("name"), one.get("template")) for one in said if isinstance(one, dict))
         return {str(name): text for name, text in named if isinstance(text, str)}
+    if isinstance(said, dict):
+        return {str(name): text for name, text in said.items() if isinstance(text, str)}
     return {"default": said} if isinstance(said, str) and said else {}
 
 

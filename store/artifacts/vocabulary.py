@@ -164,6 +164,40 @@ def _odd_merge(model: Mapping[str, Any]) -> Any:
     return next((one for one, pair in parts if len(pair) != 2 or f"{pair[0]}{pair[1]}" not in vocab), None)
 
 
+def _odd_numbers(said: Mapping[str, Any], of_model: Mapping[str, int]) -> str:
+    """Return which added token has a different id in the file than in libraries, which number the tokens, or ""."""
+    after = len(of_model)
+    for one in said.get("added_tokens") or ():
+        number = of_model.get(str(one["content"]), after)
+        after += number == after
+        if one["id"] != number:
+            name = untrusted_input.printable_line(one["content"])
+            return f"the added token {name} has the id {one['id']}, and libraries give the token the id {number}"
+    return ""
+
+
+def other_ids(raw: bytes, tokenizer_config: Mapping[str, Any], added: Mapping[str, Any]) -> str:
+    """Return which token of `added_tokens_decoder` has another id in tokenizer.json, or which added token is missing.
+
+    added: content of added_tokens.json, in which `transformers` reads no ids of known tokens.
+    """
+    ids = ids_of(untrusted_input.mapping(raw, MOST_BYTES, MOST_VALUES, integer=untrusted_input.clamped))
+    decoder = tokenizer_config.get("added_tokens_decoder")
+    given: list[tuple[str, Any, Any]] = [
+        (ADDED, token, number)
+        for token, number in (() if isinstance(decoder, dict) else added.items())
+        if token not in ids
+    ]
+    for number, one in decoder.items() if isinstance(decoder, dict) else ():
+        token = one.get("content") if isinstance(one, dict) else one
+        given.append(("tokenizer_config.json", token, int(number) if number.isdigit() else number))
+    for file, token, number in given:
+        if ids.get(str(token)) != number:
+            name, known = untrusted_input.printable_line(token), ids.get(str(token), "no id")
+            return f"{file} gives {name} the id {untrusted_input.printable_line(number)}, and {TOKENIZER} {known}"
+    return ""
+
+
 def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
     """Return the reason why a tokenizer.json cannot be imported, or "".
 
@@ -188,6 +222,8 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
     added = Counter(str(one["content"]) for one in said.get("added_tokens") or ())
     if twice := next((one for one, count in added.items() if count > 1), ""):
         return f"the added token {untrusted_input.printable_line(twice)} is given twice"
+    if "" in added:
+        return "an added token is empty"
     if odd := _odd_merge(said["model"]):
         return f"not a tokenizer: the merge {untrusted_input.printable_line(odd)} makes no token of the vocabulary"
     # The tokenizers library ignores the ids in the file and numbers added tokens consecutively after the model tokens.
@@ -196,6 +232,8 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
         return "the vocabulary is empty"
     if max(of_model.values()) >= len(ids):
         return f"the file has {len(ids)} ids, but some ids are larger: a model would have no row for these ids"
+    if wrong := _odd_numbers(said, of_model):
+        return wrong
     missing = [name for name in ours if name not in ids]
     if not keeps_ids and 0 < len(missing) < len(ours):
         return f"has some of Slipway's chat tokens, but lacks {', '.join(missing)}"

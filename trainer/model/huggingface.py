@@ -5,6 +5,7 @@
 spelling.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -156,9 +157,13 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     has_bias = kind == "qwen2" or kind == OURS and raw.get("attention_bias") is True
     if raw.get("mlp_bias") or raw.get("attention_bias") and not has_bias:
         raise ConfigError("biases are supported only on the queries, keys and values of qwen2")
-    layers = raw.get("layer_types")
-    if raw.get("use_sliding_window") or isinstance(layers, list) and "sliding_attention" in layers:
+    if raw.get("use_sliding_window"):
         raise ConfigError("sliding windows are not supported")
+    layers = raw.get("layer_types") or []
+    if odd := [one for one in layers if one != "full_attention"] if isinstance(layers, list) else [layers]:
+        raise ConfigError(f"layer_types has {printable_line(odd[0])}; supported: full_attention")
+    if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ConfigError(f"partial_rotary_factor is {printable_line(raw['partial_rotary_factor'])}; supported: 1")
     act = raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")
     if act != "silu" and (act, kind) != ("relu2", "bitnet"):
         raise ConfigError(f"hidden_act is {printable_line(act)}; supported: silu, and relu2 for bitnet")
@@ -287,13 +292,17 @@ def differences(config: ModelConfig, headers: Iterable[Mapping[str, TensorHeader
     """Compare file headers with a config; return differences as text, [] for a match. Reads no tensors."""
     for feature in config.features:
         headers = map(feature.to_decoder_layout, headers)
-    found = {name: one.shape for header in headers for name, one in header.items()}
+    names = [(name, one.shape) for header in headers for name, one in header.items()]
+    found = dict(names)
+    twice = [
+        f"{name} is stored in two files" for name, count in Counter(name for name, _ in names).items() if count > 1
+    ]
     if only_head(config, found):
         found[EMBEDDING] = found.pop(HEAD)
     stored = {name: shape for name, shape in found.items() if not is_spare(name, config)}
     # Bound the number of expected names: an untrusted config may claim any number of layers.
     wanted = dict(islice(shapes(config), len(stored) + 100))
-    odd = [f"{name} is unknown" for name in stored if name not in wanted]
+    odd = twice + [f"{name} is unknown" for name in stored if name not in wanted]
     odd += [f"{name} is missing" for name in wanted if name not in stored]
     both = ((name, stored[name], shape) for name, shape in wanted.items() if name in stored)
     return odd + [f"{name} is {there} instead of {shape}" for name, there, shape in both if there != shape]
@@ -311,12 +320,14 @@ def is_spare(name: str, config: ModelConfig) -> bool:
 
 def _scaling(rope: Mapping[str, Any], positions: int) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ConfigError(f"RoPE scaling {printable_line(dict(rope))}: partial rotation is not supported")
     if kind == "default":
         return None
     if kind not in ("linear", "llama3", "yarn"):
         raise ConfigError(f"RoPE scaling {printable_line(dict(rope))} is not supported; known: linear, llama3, yarn")
-    if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"RoPE scaling {printable_line(dict(rope))}: mscale and partial rotation are not supported")
+    if rope.get("mscale") or rope.get("mscale_all_dim"):
+        raise ConfigError(f"RoPE scaling {printable_line(dict(rope))}: mscale is not supported")
     if rope.get("factor") is None:
         raise ConfigError(f"RoPE scaling {printable_line(dict(rope))} lacks a factor")
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "truncate")

@@ -63,7 +63,7 @@ HOSTILE = {
     "padding": (
         {"padding": {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": None,
                      "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}},
-        ANY,
+        "",
     ),
 }  # fmt: skip
 

@@ -234,6 +234,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert provider.list() == [] and rent(provider, journal, "b-2").is_live
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("shared", ["machine", "home"])
 def test_a_pod_of_a_machine_with_two_names_or_a_shared_home_is_listed_once(inventory, journal, shared):
     provider = inventory(1 if shared == "machine" else 2)

@@ -20,6 +20,7 @@ from tests.trainer.model.test_init import configured, foreign, gpt2_like
 from tests.trainer.test_plan import ROOT
 from trainer import import_model, tensor_file
 from trainer.__main__ import main
+from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.huggingface import model_config
 
@@ -189,6 +190,22 @@ def write_odd_json(name, text):
     return make
 
 
+def write_tokens(change):
+    """Return a function that calls `change` with the added tokens and the vocabulary of a tokenizer.json."""
+
+    def make(folder):
+        write(folder, MARKED, IM)
+        said = json.loads((folder / "tokenizer.json").read_text())
+        change(said["added_tokens"], said["model"]["vocab"])
+        (folder / "tokenizer.json").write_text(json.dumps(said))
+
+    return make
+
+
+def write_decoder(said):
+    return lambda folder: change_json(write(folder, MARKED, IM), added_tokens_decoder=said)
+
+
 def write_template(source):
     return lambda folder: write(folder, source, IM)
 
@@ -218,6 +235,12 @@ TWICE = [{"id": 0, "content": "<x>", "single_word": False, "lstrip": False, "rst
         write_changed(version="2.0"),
         write_changed(more=1),
         write_changed(added_tokens=TWICE),
+        write_tokens(lambda added, vocab: added.append({**added[-1], "id": added[-1]["id"] + 1, "content": ""})),
+        write_tokens(lambda added, vocab: added[-1].update(id=9999)),
+        write_tokens(lambda added, vocab: added.insert(0, added.pop())),
+        write_tokens(lambda added, vocab: vocab.update(zzzz=0)),
+        write_decoder({"314": {"content": "<new>"}}),
+        write_decoder({"3": "<|im_end|>"}),
         write_template("{% for m in messages %}{{ m.content }}"),
         write_template("{{ raise_exception('roles must alternate') }}"),
         write_template("{% for m in messages %}{{ m.content * 2 }}<|im_end|>{% endfor %}"),
@@ -254,6 +277,67 @@ def test_weights_beside_an_index_that_names_other_files_are_reported(tmp_path, m
     import_model.report_unread(folder)
     assert "model.safetensors is not read, because model.safetensors.index.json" in records.read_text()
     assert export.read(folder).config.vocab_size == 400
+
+
+@pytest.mark.day_cases(1)
+@pytest.mark.parametrize("kept", ["truncation", "padding"])
+def test_lengths_for_batches_of_the_author_cut_and_pad_no_text(tmp_path, kept):
+    folder = write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM)
+    text = "a text that is longer than four tokens"
+    wanted = tokenizers.load(folder).encode(text)
+    sizes = {
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0,
+                    "pad_type_id": 0, "pad_token": "<|im_end|>"},
+    }  # fmt: skip
+    change_json(folder, "tokenizer.json", **{kept: sizes[kept]})
+    found = tokenizers.load(folder)
+    assert found.encode(text) == found.reference_ids(text, special=False) == wanted
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False) == wanted
+
+
+@pytest.mark.nightly
+def test_token_that_only_added_tokens_json_knows_is_refused(tmp_path):
+    folder = write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM)
+    change_json(folder, "added_tokens.json", **{"<new>": 314})
+    with pytest.raises(UsageError, match="added_tokens.json gives '<new>' the id 314, and tokenizer.json no id"):
+        inspect_model(folder)
+
+
+@pytest.mark.nightly
+def test_templates_named_in_an_object_are_read(tmp_path):
+    folder = write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM)
+    change_json(folder, chat_template={"default": MARKED})
+    assert template_of(folder) == MARKED and inspect_model(folder).own_chat
+
+
+@pytest.mark.day_cases(1)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"layer_types": ["full_attention", "linear_attention"]},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},
+    ],
+)
+def test_config_with_another_attention_is_refused(tmp_path, more):
+    with pytest.raises(UsageError, match="layer_types|partial"):
+        inspect_model(change_json(foreign("Qwen2", tmp_path, vocab=400), "config.json", **more))
+
+
+def test_a_tensor_stored_in_two_files_is_refused(tmp_path):
+    folder = foreign("Qwen2", tmp_path / "model", vocab=400)
+    header = model_files.header(folder / model_files.WEIGHTS)
+    (folder / model_files.WEIGHTS).rename(folder / "a.safetensors")
+    tensor_file.write(folder / "b.safetensors", {"model.norm.weight": torch.zeros(header["model.norm.weight"].shape)})
+    files = {**dict.fromkeys(header, "a.safetensors"), "model.norm.weight": "b.safetensors"}
+    (folder / model_files.INDEX).write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(UsageError, match="model.norm.weight is stored in two files"):
+        inspect_model(folder)
+    with pytest.raises(Refused, match="model.norm.weight is stored in two files"):
+        export.read(folder)
 
 
 def test_dry_run_reads_the_template_files_of_the_hub(tmp_path, monkeypatch):
