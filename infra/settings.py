@@ -56,6 +56,7 @@ class SettingsWarning(UserWarning):
     """A settings file is odd but usable. Issued once per process and message."""
 
 
+UNREAD = re.compile(r"\$[({]")  # of a shell, but not of dotenv files
 HOOK = "SLIPWAY_HOOK_"  # prefix of a hook's variable
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|^SLIPWAY_HOOK_")
 _warned: set[str] = set()  # a change of warning filters clears Python's own record
@@ -353,6 +354,9 @@ def read_dotenv(path: Path) -> dict[str, str]:
             if unknown:
                 _warn(f"{path}: line {line}: {', '.join(unknown)} is not set, and counts as empty. To keep the text, "
                       "put the value into single quotes")  # fmt: skip
+            left = (part.default if isinstance(part, Variable) else getattr(part, "value", "") for part in parts)
+            if any(UNREAD.search(one or "") for one in left):
+                _warn(f"{path}: line {line}: $(...), and ${{...}} other than ${{NAME}} and ${{NAME:-text}}, stay text")
             read[one.key] = one.value if is_literal else "".join(part.resolve(known) for part in parts)
     read = {name: value for name, value in read.items() if value}
     _refuse_unknown(read, ".env")

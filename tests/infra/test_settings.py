@@ -99,6 +99,20 @@ def test_dotenv_keeps_single_quoted_text_and_reports_an_unknown_variable(tmp_pat
     assert read == wanted
 
 
+FORMS = ("$(cat key)", "${KNOWN:?missing}", "${OTHER:-${KNOWN}}", '"a${KNOWN:+b}"', "export:$(x)")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dotenv_reports_the_forms_of_a_shell_that_stay_text(tmp_path, monkeypatch, form):
+    monkeypatch.setenv("KNOWN", "seen")
+    text = form.removeprefix("export:")
+    (tmp_path / ".env").write_text(f"{'export ' if form is FORMS[-1] else ''}A={text}\nB='{text}'\n")
+    why = r"line 1: \$\(...\), and \$\{...\} other .* stay text"
+    with pytest.warns(settings.SettingsWarning, match=why) as told:
+        read = settings.read_dotenv(tmp_path / ".env")
+    assert len(told) == 1 and "$" in read["A"] and read["B"] == text
+
+
 def test_dotenv_expands_the_lines_of_a_shell(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("PLACE", "/data")
