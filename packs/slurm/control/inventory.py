@@ -23,7 +23,7 @@ from typing import Any
 
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.machines import inventory
+from infra.machines import inventory, tolerant_yaml
 from infra.machines.inventory import InvalidEntry, check_keys, price_of, refuse_unusable, text_of
 from infra.names import check_name
 from infra.records import Address
@@ -44,6 +44,7 @@ OURS = (
     "array",
     "signal",
     "parsable",
+    "time",  # the key `time`, and the limits of a run
 )
 WORDS = ("account", "qos", "time")  # text, even if YAML reads 1:30:00 or 0042 as a number
 # The formats of sbatch's --time; without a unit a number means minutes.
@@ -150,9 +151,13 @@ def load(path: Path, home: Path | None = None) -> Clusters:
 def _read(path: Path) -> Any:
     """Return the document of a file, with the values of WORDS as written.
 
-    Words that a merge key (`<<`) brings, or below a key that is no text, stay as YAML reads them.
+    Words that a merge key (`<<`) brings, or below a key that is no text, stay as YAML reads them; so do all words
+    beside an entry that is no YAML value.
     """
-    found = strict_yaml.documents(path)
+    try:
+        found = strict_yaml.documents(path)
+    except UsageError:
+        return tolerant_yaml.read(path)
     if len(found) != 1:
         return None
     for place, text in found[0].texts.items():

@@ -87,6 +87,23 @@ def test_merge_keys_and_numbers_as_names_are_read_or_refused_in_words(tmp_path):
     assert "the name must be text" in found.unusable[0].why and len(found.unusable) == 2
 
 
+def test_a_cluster_that_is_no_yaml_value_is_an_error_of_this_cluster_only(tmp_path):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    base = f"{{host: login, identity_file: {key}, time: 2h}}"
+    twice = f"{{host: login, host: other, identity_file: {key}}}"
+    path.write_text(
+        f"fx: {base}\ngy: {base}\ngy: {base}\nhz: {twice}\nix: {base.replace('2h', '1:30:00')}\njy: {base}\n"
+    )
+    found = load(path, tmp_path)
+    assert [one.name for one in found.usable] == ["fx", "jy"]
+    assert [one.why.removeprefix(f"{path}: cluster ") for one in found.unusable] == [
+        "gy: 'gy' is given twice",
+        "hz: line 4: 'host' is given twice",
+        "ix: time is 5400; expected text",
+    ]
+
+
 @pytest.mark.parametrize("account", ["abc@v100", "physics+gpu", "0042"])
 def test_accounts_have_the_names_that_sites_give(written, tmp_path, account):
     (one,) = written_all(written, {"fx": body(tmp_path, account=account)})
@@ -106,6 +123,7 @@ def test_accounts_have_the_names_that_sites_give(written, tmp_path, account):
         ({"time": "soon"}, "'soon' is not a duration"),
         ({"sbatch": "--x"}, "sbatch must be a list of options"),
         ({"sbatch": ["x; rm"]}, "write each option as --name or --name=value"),
+        ({"sbatch": ["--time=7-0"]}, "Slipway sets --time; leave the option out"),
         ({"sbatch": ["--nodes=4"]}, "Slipway sets --nodes; leave the option out"),
         ({"partitions": {}}, "`partitions` must have at least one entry"),
         ({"partitions": {"gpu": {"user": "x"}}}, "partition gpu: unknown key 'user'"),
