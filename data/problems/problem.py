@@ -3,6 +3,7 @@
 This module reads and writes `Problem`s, and builds the prompt messages of a problem.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,7 +74,8 @@ def of_row(row: object) -> Problem:
     given: dict[str, Any] = {name: row.get(name) for name in ("question", "answer")}
     given |= {name: row[name] for name in ("system", "setup", "tests") if row.get(name) is not None}
     if type(given["answer"]) in (int, float):
-        given["answer"] = str(given["answer"])
+        # pandas writes NaN for null.
+        given["answer"] = str(given["answer"]) if math.isfinite(given["answer"]) else None
     tests = given.pop("tests", [])
     if not isinstance(tests, list) or not all(isinstance(one, str) for one in tests):
         raise ValueError("tests is not a list of texts")

@@ -65,6 +65,7 @@ def test_null_columns_of_a_parquet_file_are_absent(tmp_path):
             "row 21: answer is missing or null .*NA",
         ),
         ("a.jsonl", lines(*[ROW] * 20, {"question": None, "answer": "a"}), "row 21: question is missing or null"),
+        ("a.jsonl", lines(*[ROW] * 20, {"question": "q", "answer": float("nan")}), "row 21: answer is missing or null"),
         ("a.jsonl", lines(*[ROW] * 20, {"answer": "a"}), "row 21: question is missing .*there is: answer"),
         ("a.jsonl", lines(*[ROW] * 20, {"question": "q", "answer": True}), "row 21: answer is True, expected text"),
         ("a.jsonl", lines(*[ROW] * 20, {"question": "q", "answer": " "}), "row 21: answer is blank"),

@@ -12,6 +12,7 @@ final full stop. Questions are asked as conversations, or as `Question: ... Answ
 come from the same file, drawn as in nanochat.
 """
 
+import contextlib
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -137,10 +138,14 @@ def _parsed(row: Any) -> ParsedRow:
             raise ValueError("the list of answers is empty")
         return ParsedRow(Question(text, accepted=tuple(plain(counted(one)) for one in wanted), example=wanted[0]))
     labels: list[str] | None = None
+    if isinstance(choices, str):  # a table of texts
+        with contextlib.suppress(untrusted_input.UnusableDocument):
+            choices = untrusted_input.parse(choices)
     if isinstance(choices, list) and choices and all(isinstance(one, dict) for one in choices):
         choices = {name: [one[name] for one in choices] for name in ("text", "label")}
     if isinstance(choices, dict):  # format of ARC
-        choices, labels = choices["text"], [_text(one, "a label") for one in choices["label"]]
+        choices, labels = choices["text"], [_text(one, "a label") for one in _listed(choices["label"], "the labels")]
+    are_numbers = not all(isinstance(one, str) for one in _listed(choices, "the choices"))
     choices = [_text(one, "a choice") for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):
         raise ValueError("a question needs at least two choices, and no choice may be empty")
@@ -154,6 +159,10 @@ def _parsed(row: Any) -> ParsedRow:
     if isinstance(answer, int) and not isinstance(answer, bool):
         if not 0 <= answer < len(choices):
             raise ValueError(f"the answer is choice {answer}, but the question has {len(choices)} choices, from 0")
+        if are_numbers and found[1] not in (-1, answer):
+            raise ValueError(
+                f"the answer {answer} is the index of a choice, and a different choice; write choices as texts"
+            )
         return ParsedRow(Question(text, tuple(choices), answer))
     as_letter, as_text = found[0] if found[0] < len(choices) and not labels else -1, found[1]
     if max(as_letter, as_text) < 0:
@@ -162,6 +171,13 @@ def _parsed(row: Any) -> ParsedRow:
         return ParsedRow(Question(text, tuple(choices), as_letter), EITHER, as_text)
     kind = "" if as_letter == as_text else LETTER if as_text < 0 else TEXT
     return ParsedRow(Question(text, tuple(choices), max(as_letter, as_text)), kind, as_text)
+
+
+def _listed(said: Any, what: str) -> list[Any]:
+    """Return a list. Raises ValueError for another value: a text would count as a list of letters."""
+    if not isinstance(said, list):
+        raise ValueError(f"{what} are {untrusted_input.printable_line(said)}, expected a list")
+    return said
 
 
 def _text(said: Any, what: str) -> str:

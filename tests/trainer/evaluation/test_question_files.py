@@ -28,6 +28,7 @@ def written(path, *rows):
     [
         {"question": "q", "choices": CHOICES, "answer": 1},
         {"query": "q", "choices": CHOICES, "gold": "B"},
+        {"query": "q", "choices": json.dumps(CHOICES), "gold": "B"},
         {"question": "q", "choices": CHOICES, "answer": "opens the sockets of"},
         {"question": "q", "choices": {"text": CHOICES, "label": ["1", "2", "3"]}, "answerKey": "2"},
         {"question": "q", "choices": {"text": CHOICES, "label": [1, 2, 3]}, "answerKey": 2},
@@ -37,7 +38,7 @@ def written(path, *rows):
             "answer": "b",
         },
     ],
-    ids=["number", "letter", "text", "arc", "numbers", "objects"],
+    ids=["number", "letter", "choices as text", "text", "arc", "numbers", "objects"],
 )
 def test_choice_may_be_named_in_any_usual_form(tmp_path, row):
     task = question_files.read(written(tmp_path / "arc.jsonl", row, "", row))
@@ -120,6 +121,11 @@ def test_answer_ignores_case_spaces_and_a_full_stop(tmp_path):
         ([{"question": "q", "answer": {"value": "a"}}], "the answer is {'value': 'a'}, expected text"),
         ([{"question": ["q"], "answer": "a"}], "the question is ['q'], expected text"),
         ([{"question": "q", "answer": []}], "the list of answers is empty"),
+        ([{"question": "q", "choices": "['a', 'b']", "answer": "b"}], "expected a list"),
+        ([{"question": "q", "choices": "ab", "answer": "b"}], "the choices are 'ab', expected a list"),
+        ([{"question": "q", "choices": {"text": "ab", "label": ["1", "2"]}, "answer": "1"}], "the choices are 'ab'"),
+        ([{"question": "q", "choices": {"text": ["a", "b"], "label": "12"}, "answer": "1"}], "the labels are '12'"),
+        ([{"question": "q", "choices": [1, 2, 10], "answer": 2}], "the answer 2 is the index of a choice, and a diff"),
         ([{"question": "q", "choices": ["a", None], "answer": 0}], "a choice is None, expected text"),
         (['{"question": "q", "answer": "a"}\r{"question": "q", "answer": "a"}'], "a carriage return alone ends no"),
         ([""], "the file has no questions"),
