@@ -16,7 +16,7 @@ TEXT = {"text", "input_text", "output_text", "refusal"}
 REASONING = {"thinking", "reasoning", "reasoning_text"}
 CALLS = {"tool_use", "tool_call", "tool-call", "function_call"}
 RESULTS = {"tool_result", "tool-result", "function_call_output"}
-ARGUMENTS = ("arguments", "parameters", "args", "input", "kwargs", "params", "inputs")
+ARGUMENTS = ("arguments", "parameters", "args", "input", "kwargs", "params", "inputs", "partial_json")
 OURS = {"text", "python", "python_output"}  # parts of an answer in nanochat's format
 
 

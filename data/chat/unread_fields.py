@@ -12,6 +12,7 @@ from store.untrusted_input import printable_line
 LEFT_OUT = {"mask", "masked", "masks", "ignore", "ignored"}
 LEARNT = {"train", "trained", "trainable", "training", "loss", "learn"}
 MASK = LEFT_OUT | LEARNT
+OF_ROWS = {"is", "do", "to", "on", "for", "from", "in", "row", "sample", "example", "data"}  # beside a flag of a row
 WEIGHT = {"weight", "weights"}
 REASONING = {"reasoning", "thinking", "thought", "thoughts", "think", "cot", "rationale", "scratchpad"}
 TOOLS = {"tools", "functions"}
@@ -62,7 +63,7 @@ def _are_flags(value: Any) -> bool:
 def _leaves_out(words: set[str], value: Any) -> bool:
     """Return True for a flag that excludes a row; 0 and 1 are flags in a name of one word, else often numbers."""
     is_flag = isinstance(value, bool) or type(value) is int and value in (0, 1) and len(words) == 1
-    return is_flag and bool(value) is bool(words & LEFT_OUT)
+    return is_flag and words <= MASK | OF_ROWS and bool(value) is bool(words & LEFT_OUT)
 
 
 def refuse_media(number: int, part: Mapping[str, Any]) -> None:

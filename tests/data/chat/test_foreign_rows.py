@@ -70,6 +70,7 @@ def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messa
         {"role": "assistant", "tool_calls": [{"name": "weather", "parameters": {}, "kwargs": json.dumps(ARGUMENTS)}]},
         {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}]},
         {"role": "assistant", "content": [{"type": "tool_call", "tool_call": SPELT}]},
+        {"role": "assistant", "content": {"type": "tool-call", "name": "weather", "partial_json": SPELT["arguments"]}},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -199,7 +200,8 @@ def test_row_that_cannot_be_trained_on_faithfully_is_refused_with_the_reason(row
         talk({**ASKED, "parts": [{"type": "text", "text": "Who?"}]}, {**SAID, "text": "Me."}),
         answer(finish_reason="stop", constraints="none", model="m", channel="final"),
         answer(function_call={"name": None, "arguments": ""}, tool_calls=[{"id": "", "function": {"name": ""}}]),
-        answer(recipient="all") | {"train": True, "is_masked": False, "train_id": 0, "loss": 0.0},
+        answer(recipient="all")
+        | {"masked_entities": True, "train": True, "is_masked": False, "train_id": 0, "loss": 0.0},
         talk(ASKED, SAID, train_loss=0.5, num_images=0, weights_kg=None, split="train", functions_used="f"),
     ],
 )
