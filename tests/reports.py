@@ -90,7 +90,7 @@ REPORTS = {
     "t-07": Report(
         "right programs that return a Counter, a Fraction or a namedtuple",
         "reward 0",
-        ("trainer/rewards/test_variants.py::test_program_is_right",),
+        ("trainer/rewards/test_variants.py::test_program_is_right", "trainer/rewards/test_variants.py::test_setup"),
     ),
     "t-09": Report(
         "an answer key that is a label and a text",
