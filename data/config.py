@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data import filters, manifest, references
+from data import manifest, references
 from data.errors import ConfigError, DataError
 from store import strict_records
 
@@ -254,6 +254,8 @@ class TextSpec:
 
     def __post_init__(self) -> None:
         if self.filter:
+            from data import filters  # most sources have none
+
             filters.parse(self.filter)
         if self.exhausted not in ("first", "all"):
             raise ConfigError(f"exhausted is {self.exhausted!r}; known: first, all")

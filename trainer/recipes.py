@@ -5,7 +5,7 @@ profiles follow the shapes and sizes of the models they are named after.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from trainer.config import (
 from trainer.profiles.derived_phases import TALK, cosine, dial, llama, qwen3
 from trainer.records.model_config import KIND, ModelConfig, feature
 from trainer.records.phase_options import changed
-from trainer.records.phase_registry import PHASES
+from trainer.records.phase_registry import PHASES, with_earlier
 from trainer.records.rl_config import RlConfig
 
 OF_FILES = ("profile", "name", "model", "phases", "keeping", "machine")  # keys of a profile file
@@ -194,11 +194,12 @@ OURS = (
 )
 
 
-def with_packs(make: Callable[[], Profile]) -> Profile:
-    """Return the profile of `make` with additional phases from installed packs."""
-    whole = make()
+def with_packs(make: Callable[[], Profile], asked: Collection[str] | None = None) -> Profile:
+    """Return the profile of `make` with phases of installed packs: all, or the packs of `asked` and earlier phases."""
+    whole, wanted = make(), None if asked is None else with_earlier(asked)
     for pack in packs.installed().values():
-        if where := pack.profile_phases.get(whole.name) or pack.profile_phases.get("*"):
+        where = pack.profile_phases.get(whole.name) or pack.profile_phases.get("*")
+        if where and (wanted is None or not wanted.isdisjoint(pack.phases)):
             whole = replace(whole, phases={**whole.phases, **packs.load(where)(whole)})
     return whole
 
@@ -209,7 +210,7 @@ def of_pack(where: str) -> Profile:
     return found
 
 
-PROFILES: dict[str, Callable[[], Profile]] = {
+PROFILES: dict[str, Callable[..., Profile]] = {
     **{one.__name__: partial(with_packs, one) for one in OURS},
     **{name: partial(with_packs, partial(of_pack, where)) for name, where in packs.entries("profiles").items()},
 }

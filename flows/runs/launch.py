@@ -136,7 +136,7 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
     limits = limits_for(settings, candidates[0].is_rented, spec)
     wished, named = spec, ""
     if candidates[0].is_rented:
-        wished, named = machine_choice.with_recipe(spec, profile_named(settings.profile))
+        wished, named = machine_choice.with_recipe(spec, profile_named(settings.profile, ()))
     request = request_on(candidates, wished, name or "new", nodes, spec.pool, spec.host)
     request = shared_resources.on_devices(request, spec.devices, candidates[0])
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageError
-from infra.machines.host_memory import map_parallel
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
 from infra.providers import Market, by_name
@@ -106,6 +105,8 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
 def survey(asked: Sequence[OfferSource], request: Request, deadline_s: float = ASK_S) -> Survey:
     """Ask all sources at the same time; a failed or late source does not delay the other sources."""
+    from infra.machines.host_memory import map_parallel  # a launch on this machine asks no source
+
     answers = map_parallel(lambda source: source.ask(request), asked, deadline_s)
     silent, found = [], []
     for source, answer in zip(asked, answers, strict=True):

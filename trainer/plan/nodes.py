@@ -35,7 +35,7 @@ from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import Node, digest
 from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of
 from trainer.profiles import derived_phases
-from trainer.records import model_formats, phase_options
+from trainer.records import phase_options
 from trainer.records.extension_phase import WORD
 from trainer.records.phase_registry import (
     INIT,
@@ -137,6 +137,8 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     found |= {node.name: node for node in talks.values()}
     tokenizer = "tokenizer"
     if wanted.init is not None:
+        from trainer.records import model_formats  # few trainings start from an imported model
+
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
         artifact = imported_name(wanted.init)

@@ -8,7 +8,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,10 @@ def load_persona(path: Path) -> Persona:
     return load(Persona, raw, f"persona {path}")
 
 
-def profile_named(name: str) -> Profile:
+def profile_named(name: str, phases: Collection[str] | None = None) -> Profile:
     """Return a profile by name or file; `configs/NAME.yaml` without such a file means the profile NAME.
+
+    phases: leave out the phases of packs that these phases do not need; None = keep all.
 
     Raises UsageError with the nearest name, ConfigError for an error in a file.
     """
@@ -142,7 +144,7 @@ def profile_named(name: str) -> Profile:
         near = difflib.get_close_matches(name, recipes.PROFILES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"unknown profile {name!r}; {hint}known: {', '.join(recipes.PROFILES)}, or a .yaml file")
-    return _with_own(recipes.PROFILES[name]())
+    return _with_own(recipes.PROFILES[name](phases))
 
 
 def _with_own(profile: Profile) -> Profile:
@@ -157,7 +159,9 @@ def _with_own(profile: Profile) -> Profile:
 
 def profile_before(wanted: TrainingRequest) -> Profile:
     """Return the profile with the changes of packs, before the options are applied."""
-    found = profile_named(wanted.profile)
+    named = {phase_options.phase_of(path)[0] for path in wanted.options}
+    # An option of the shape applies to the phases that train a feature, such as ternary matrices, if there are any.
+    found = profile_named(wanted.profile, None if phase_options.MODEL in named else {*wanted.phases, *named})
     phases = {name: wanted.with_changes(one) for name, one in found.phases.items()}
     if wanted.changes and phases == found.phases:
         raise UsageError(f"{listed([*wanted.changes])}: no effect on the phase {listed(wanted.phases)}")

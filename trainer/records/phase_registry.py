@@ -146,6 +146,17 @@ def model_roles() -> set[str]:
     return {*PHASES, INIT, TEACHER}
 
 
+def with_earlier(phases: Collection[str]) -> set[str]:
+    """Return the phases, and all phases from which they can start, directly and indirectly, or take settings."""
+    todo, found = [*phases], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in PHASES and name not in found:
+            found.add(name)
+            todo += filter(None, (*PHASES[name].follows, *PHASES[name].teacher, PHASES[name].like))
+    return found
+
+
 def starts_from(phase: str, roles: Collection[str]) -> str:
     """Return the role of the model from which a phase with these input roles starts; "" = from scratch."""
     one = PHASES[phase]
