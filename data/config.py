@@ -10,13 +10,13 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from data import manifest, references
 from data.errors import ConfigError, DataError
-from store import strict_records
+from store import packs, strict_records
 
 T = TypeVar("T")
 
@@ -392,14 +392,24 @@ class TalkSpec:
     """Read only this many rows."""
     source_fingerprint: str = ""
     """Digest of the content of local files. Filled in by the plan."""
+    reader: str = field(default="", metadata={"newer": True})
+    """Rows of another kind: the word of a pack's `row_readers`; "" = conversations."""
 
     def __post_init__(self) -> None:
         if self.take is not None and self.take < 1:
             raise ConfigError(f"take is {self.take}; it must be at least 1")
+        if said := packs.missing_pack_message("row_readers", self.reader):
+            raise ConfigError(f"{self.source}: {said}")
 
 
 def conversation_spec(words: str) -> TalkSpec:
-    """Return the spec of a file such as `talk.jsonl`, or of a data set reference. Raises ConfigError."""
+    """Return the spec of a file such as `talk.jsonl`, or of a data set reference. Raises ConfigError.
+
+    The word of a pack's row reader, such as `pairs:`, may stand in front.
+    """
+    reader, _, rest = words.partition(":")
+    if reader in packs.words("row_readers"):
+        return replace(conversation_spec(rest), reader=reader)
     if not words.startswith(references.HUB):
         return TalkSpec(source=words)
     found = references.parse(words)

@@ -22,6 +22,7 @@ INDEX = Path(__file__).with_name("known_packs.json")
 BY_WORD = (
     *("works", "providers", "schemas", "shard_engines", "trackers", "phases", "profiles", "model_formats"),
     *("model_features", "model_layouts", "model_changes", "phase_settings", "served_models", "exports", "line_flags"),
+    "row_readers",
 )
 
 
@@ -126,6 +127,8 @@ class Pack:
     """Functions `(profiles of the core) -> Profile`, by the name in `--profile`."""
     profile_phases: Mapping[str, str] = field(default_factory=dict)
     """Functions `(profile) -> phases by name`, by the core profile that gains the phases; "*" = every profile."""
+    row_readers: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `data.chat.imported.RowReader`, by the word in front of a source: `WORD:FILE`."""
     model_features: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `trainer.records.model_config.ModelFeature`, by the field of `ModelConfig`."""
     model_layouts: Mapping[str, str] = field(default_factory=dict)

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from data import references
-from data.chat.foreign_rows import ALPACA, COLUMNS, READ, dialogue_row, is_alpaca, parse_row, unread_fields
+from data.chat.foreign_rows import COLUMNS, READ, dialogue_row, is_alpaca, parse_row, read_dialogue, unread_fields
 from data.chat.unread_fields import RowRefused, may_have_meaning
-from data.config import TalkSpec, form_of, is_of_datasets, source_files
+from data.config import ConfigError, TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
 from data.events import emit
 from data.references import HUB
 from data.text import fineweb
 from data.text.remote import open_remote
 from data.tokens.chat_template import Dialogue
-from store import untrusted_input
+from store import packs, untrusted_input
 
 FILE = "conversations.jsonl"
 REFUSED = "refused.jsonl"
@@ -35,24 +35,68 @@ TURN = ("system", "user", "assistant")
 TELL_EVERY = 5000
 
 
+class RowReader:
+    """The reading of foreign rows as conversations; packs extend the class for other kinds of rows."""
+
+    columns: tuple[str, ...] = COLUMNS
+    """Columns with the content; a row has at least one."""
+    known: tuple[str, ...] = READ
+    """Columns that `read` uses."""
+
+    def is_readable(self, row: Any) -> bool:
+        """Return whether a row has the columns of this kind, even null."""
+        return not isinstance(row, Mapping) or any(name in row for name in COLUMNS) or is_alpaca(row)
+
+    def has_columns(self, names: Collection[str]) -> bool:
+        """Return whether a table with these columns can have rows of this kind."""
+        return self.is_readable(dict.fromkeys(names))
+
+    def read(self, row: Any) -> dict[str, Any]:
+        """Return a row of conversations.jsonl. Raises RowRefused."""
+        if not self.is_readable(row):
+            raise RowRefused(self.no_columns(row))
+        return dialogue_row(parse_row(row))
+
+    def unread_fields(self, row: Any) -> Iterator[str]:
+        """Yield the names of fields with content that `read` does not use."""
+        return unread_fields(row)
+
+    def no_columns(self, row: Mapping[str, Any]) -> str:
+        return f"it has no {', '.join(self.columns)}; available: {', '.join(row) or 'none'}"
+
+
+CONVERSATIONS = RowReader()
+
+
+def reader_of(spec: TalkSpec) -> RowReader:
+    """Return the reader of the rows of `spec`. Raises ConfigError for an unknown kind of rows."""
+    if not spec.reader:
+        return CONVERSATIONS
+    known = packs.entries("row_readers")
+    if spec.reader not in known:
+        raise ConfigError(f"reader is {spec.reader!r}; known: {', '.join(known) or 'none'}")
+    found: RowReader = packs.load(known[spec.reader])()
+    return found
+
+
 def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
     """Write the conversations of `spec`, and the rejected rows with reasons to REFUSED; return a summary.
 
     Raises InputError if the source has no usable conversation, DataError if the hub is unreachable.
     """
-    kept, reasons, not_read = 0, dict[int, str](), dict[str, None]()
-    found, about = source_rows(spec, not_read)
+    kept, reasons, not_read, reader = 0, dict[int, str](), dict[str, None](), reader_of(spec)
+    found, about = source_rows(spec, not_read, reader)
     with open(folder / FILE, "w", encoding="utf-8") as out:
         for number, row in enumerate(islice(found, spec.take), 1):
-            if number == 1 and not _is_conversation(row):
-                raise InputError(f"{spec.source}: {_no_columns(row)}")
+            if number == 1 and not reader.is_readable(row):
+                raise InputError(f"{spec.source}: {reader.no_columns(row)}")
             try:
-                talk = read(row)
+                made = reader.read(row)
             except RowRefused as error:
                 reasons[number] = str(error)
                 continue
-            not_read.update(dict.fromkeys(unread_fields(row)))
-            out.write(json.dumps({**dialogue_row(talk), "row": number}, ensure_ascii=False) + "\n")
+            not_read.update(dict.fromkeys(reader.unread_fields(row)))
+            out.write(json.dumps({**made, "row": number}, ensure_ascii=False) + "\n")
             kept += 1
             if kept % TELL_EVERY == 0:
                 emit("progress", done=kept, unit="conversations")
@@ -76,7 +120,9 @@ def shortened(names: Collection[str]) -> str:
     return ", ".join(list(names)[:NAMED]) + more
 
 
-def source_rows(spec: TalkSpec, not_read: dict[str, None]) -> tuple[Iterator[Any], dict[str, Any]]:
+def source_rows(
+    spec: TalkSpec, not_read: dict[str, None], reader: RowReader = CONVERSATIONS
+) -> tuple[Iterator[Any], dict[str, Any]]:
     """Return the rows in order, and a description of the origin; add unread columns of Parquet files to `not_read`.
 
     Raises InputError, DataError.
@@ -86,13 +132,13 @@ def source_rows(spec: TalkSpec, not_read: dict[str, None]) -> tuple[Iterator[Any
         reference = replace(reference, config=spec.config, split=spec.split, revision=spec.revision)
         commit, uris = hub_files(reference)
         if uris and not reference.columns:
-            return (row for uri in uris for row in rows(uri, not_read)), {"revision": commit}
+            return (row for uri in uris for row in rows(uri, not_read, reader)), {"revision": commit}
         from data.text import hub_datasets  # the import takes seconds
 
         return rows_of_datasets(reference), {"revision": hub_datasets.revision(reference)}
     if is_of_datasets(reference) or reference.columns:
         return rows_of_datasets(reference), {}
-    return (row for path in source_files(spec.source) for row in rows(str(path), not_read)), {}
+    return (row for path in source_files(spec.source) for row in rows(str(path), not_read, reader)), {}
 
 
 def hub_files(reference: references.SetReference) -> tuple[str, list[str]]:
@@ -134,14 +180,14 @@ def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, A
         yield row
 
 
-def rows(uri: str, not_read: dict[str, None] | None = None) -> Iterator[Any]:
+def rows(uri: str, not_read: dict[str, None] | None = None, reader: RowReader = CONVERSATIONS) -> Iterator[Any]:
     """Yield the rows of a file; add unread columns of a Parquet file to `not_read`.
 
     Raises InputError for a damaged file or an unsupported format.
     """
     suffix, packed = form_of(uri)
     if suffix == ".parquet":
-        yield from _of_parquet(uri, {} if not_read is None else not_read)
+        yield from _of_parquet(uri, {} if not_read is None else not_read, reader)
         return
     if suffix != ".jsonl":
         raise InputError(f"{uri}: conversations are read from .jsonl and .parquet")
@@ -154,18 +200,18 @@ def rows(uri: str, not_read: dict[str, None] | None = None) -> Iterator[Any]:
             raise InputError(f"{uri}:{number}: not JSON: {error}") from None
 
 
-def _of_parquet(uri: str, not_read: dict[str, None]) -> Iterator[Any]:
+def _of_parquet(uri: str, not_read: dict[str, None], reader: RowReader) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(open_remote(uri) if "://" in uri else uri, pre_buffer=False)
         names = set(file.schema_arrow.names)
-        if not names & {*COLUMNS} and not names >= {*ALPACA}:
+        if not reader.has_columns(names):
             there = ", ".join(file.schema_arrow.names)
-            raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; available: {there}")
-        not_read.update(dict.fromkeys(name for name in file.schema_arrow.names if name not in READ))
-        wanted = [name for name in file.schema_arrow.names if name in READ or may_have_meaning(name)]
+            raise InputError(f"{uri}: no column {', '.join(reader.columns)}; available: {there}")
+        not_read.update(dict.fromkeys(name for name in file.schema_arrow.names if name not in reader.known))
+        wanted = [name for name in file.schema_arrow.names if name in reader.known or may_have_meaning(name)]
         for batch in file.iter_batches(256, columns=wanted):
             yield from map(_row_without_nulls, batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
@@ -202,15 +248,4 @@ def _lines(uri: str, packed: str) -> Iterator[bytes]:
 
 def read(row: Any) -> Dialogue:
     """Return the conversation of a row. Raises RowRefused."""
-    if not _is_conversation(row):
-        raise RowRefused(_no_columns(row))
-    return parse_row(row)
-
-
-def _is_conversation(row: Any) -> bool:
-    """Return True for a bare list, and for a row with the columns of a conversation, even null."""
-    return not isinstance(row, Mapping) or any(name in row for name in COLUMNS) or is_alpaca(row)
-
-
-def _no_columns(row: Mapping[str, Any]) -> str:
-    return f"it has no {', '.join(COLUMNS)}; available: {', '.join(row) or 'none'}"
+    return read_dialogue(CONVERSATIONS.read(row))

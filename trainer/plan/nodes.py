@@ -129,7 +129,7 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     if wanted.tasks:
         mixtures |= {name: dict(wanted.tasks) for name in phases_reading(PROMPTS)}
     _demonstrate(profile, wanted, mixtures)
-    talks = talk_nodes([source for name in phases_reading(TALK) for source in mixtures.get(name, ())])
+    talks = talk_nodes([source for name in mixtures if PHASES[name].reads != PROMPTS for source in mixtures[name]])
     asked = [
         source for name in mixtures for source in mixtures[name] if source in TASKS or PHASES[name].reads == PROMPTS
     ]
@@ -211,7 +211,7 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
         if not spec.source.startswith(HUB):
             path = absolute_source(spec.source)
             spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
-        slug = slug_of(spec.source)
+        slug = f"{slug_of(spec.source)}-{spec.reader}".rstrip("-")
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
         taken.add(name)
         found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), MAKE_TALK, spec)
