@@ -122,7 +122,7 @@ RECORD: Kinds = {
     **dict.fromkeys(("at", "done", "total", "share", "shards", "documents", "conversations", "tokens"), _number),
     **dict.fromkeys(("held_out", "documents_per_s", "mb_per_s", "eta_s", "loss", "mfu", "tokens_per_s"), _number),
     **dict.fromkeys(("bits_per_byte", "gzip", "xz", "train_loss", "params"), _number),
-    **dict.fromkeys(("reward", "mismatch", "greedy", "problems"), _number),
+    **dict.fromkeys(("reward", "mismatch", "greedy", "problems", "margin", "accuracy"), _number),
     "counts": _numbers,
     "curve": _points,
 }

@@ -78,6 +78,8 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
             words.append(f"mismatch {record['mismatch']:.1e}")
     elif record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")
+    if record.get("margin") is not None and record.get("accuracy") is not None:
+        words.append(f"margin {record['margin']:.3f}, accuracy {record['accuracy']:.2f}")
     if record.get("greedy") is not None and ended:
         words.append(f"{100 * record['greedy']:.1f} % of {record.get('problems', 0):,} problems solved")
     if record.get("bits_per_byte") is not None:

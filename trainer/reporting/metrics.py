@@ -126,6 +126,8 @@ class Metrics:
         if os.environ.get(FOLLOWED) or (step % each and step not in (self.first + 1, steps)):
             return
         reward = f", reward {figures['reward']:.3f}" if "reward" in figures else ""
+        if "margin" in figures:
+            reward = f", margin {figures['margin']:.3f}, accuracy {figures['accuracy']:.2f}"
         rate = f"{figures['tokens_per_s']:,.0f} tokens/s"
         print(f"step {step} of {steps}: loss {figures['loss']:.4f}{reward}, {rate}", file=sys.stderr, flush=True)
 

@@ -21,6 +21,8 @@ def _of_steps(table: FigureTable, config: Mapping[str, Any]) -> Iterator[tuple[s
     yield "steps", f"{last:,} of {steps:,}" if type(steps) is int and last < steps else f"{last:,}"
     if "reward" in newest:  # the loss of rl is uninformative
         yield "last reward", f"{newest['reward']:.4f}"
+    elif "margin" in newest and "accuracy" in newest:
+        yield "last loss", f"{newest['loss']:.4f}, margin {newest['margin']:.4f}, accuracy {newest['accuracy']:.2f}"
     else:
         yield "last loss", f"{newest['loss']:.4f} nats per token"
     yield "tokens", f"{table.tokens[-1]:,}, without padding"

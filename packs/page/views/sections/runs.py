@@ -41,7 +41,8 @@ LEAST_EACH, MOST_EACH = 120, 600
 # Time budget for unread runs per look of a stream; 100,000 steps take half a second.
 READ_S = 1.0
 FIRST = (  # metrics in the order of the charts; others follow
-    *("loss", "reward", "right", "greedy", "pass_at_1", "length", "truncated", "silent_groups", "entropy", "clipped"),
+    *("loss", "reward_chosen", "reward_rejected", "margin", "accuracy"),
+    *("reward", "right", "greedy", "pass_at_1", "length", "truncated", "silent_groups", "entropy", "clipped"),
     *("mismatch", "moved", "kl", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share"),
     *("rollout_tokens_per_s", "update_tokens_per_s", "rollout_s"),
 )
