@@ -80,6 +80,8 @@ class PhaseConfig:
 
     WARM_UPS: ClassVar[tuple[str, ...]] = ("schedule",)
     """Schedule fields rescaled with the number of steps, unless set by the user."""
+    IMPORT_SHARE: ClassVar[float] = 1.0
+    """Factor of the learning rate for an imported model, relative to sft."""
     phase: str
     """Name in the registry of phases, such as `base` or `sft`."""
     model: ModelConfig

@@ -55,7 +55,7 @@ def truncate_rows(
             elif mask[1:].any():
                 starts.append(int(mask[1:].argmax()) + 1)
         counts["without_targets"] += before == len(rows)
-    found = ConversationCounts(refused=len(refused), reasons=tuple(_reasons(refused)), **counts)
+    found = ConversationCounts(refused=len(refused), reasons=tuple(refusal_reasons(refused)), **counts)
     if not found.conversations:
         raise InputError(f"no conversations of kind {kind!r}")
     if not rows:
@@ -63,7 +63,7 @@ def truncate_rows(
     return rows, found
 
 
-def _reasons(refused: Sequence[RefusedConversation]) -> Iterator[str]:
+def refusal_reasons(refused: Sequence[RefusedConversation]) -> Iterator[str]:
     """Yield up to MOST_REASONS rejection reasons, most frequent first, each with the rejected rows."""
     places: dict[str, list[str]] = {}
     for one in refused:

@@ -65,7 +65,7 @@ def curves() -> dict[str, Curve]:
         "sft": Curve(replace(talk, phase="sft"), "mid"),
         "rl": Curve(replace(talk, phase="rl", mixture={"sort": 1.0}, rl=RL, rows=16, micro_rows=8, steps=8), "sft"),
     }
-    of_packs = {"blocks": in_blocks, "bits": stages}
+    of_packs = {"blocks": in_blocks, "bits": stages, "preferences": on_pairs}
     return found | {
         name: one
         for pack, make in of_packs.items()
@@ -80,6 +80,14 @@ def in_blocks(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
 
     blocks = BlocksConfig(block_size=8, sub_block_size=4)
     return {"dlm": Curve(as_phase(DlmConfig, talk, phase="dlm", blocks=blocks), "sft")}
+
+
+def on_pairs(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
+    """Return the curve of the pack `preferences`."""
+    from packs.preferences.records.dpo_config import DpoConfig
+
+    mixture = {"pydocs": 0.5, "other": 0.5}
+    return {"dpo": Curve(as_phase(DpoConfig, talk, phase="dpo", mixture=mixture, turns=1), "sft")}
 
 
 def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:

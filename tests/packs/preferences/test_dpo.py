@@ -1,0 +1,222 @@
+"""dpo: pairs are drawn and counted, the reference is computed once, and a killed phase ends with the same bits."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from data.config import ConfigError, Input
+from data.errors import InputError
+from data.tokens import tokenizer as tokenizers
+from packs.preferences.records.dpo_config import DpoConfig
+from packs.preferences.trainer import source as sources
+from packs.preferences.trainer.objective import PreferenceLoss
+from packs.preferences.trainer.pairs import Pairs
+from packs.preferences.trainer.source import PairBatches
+from store.artifacts.artifacts import Store
+from tests.faults.lives import Tell
+from tests.trainer.conftest import TINY, tiny
+from tests.trainer.model.test_model import random_model
+from tests.trainer.parallel.test_fsdp import training
+from tests.trainer.parallel.together import together
+from tests.trainer.test_phases import hashes, run
+from trainer import loop, memory
+from trainer.checkpoints.checkpoint import open_final
+from trainer.config import OptimizerConfig, PhaseConfig, as_phase
+from trainer.parallel.process_group import Ranks
+from trainer.plan.estimates import operations
+from trainer.recipes import PROFILES
+
+ALONE = Ranks()
+WORDS = "join the paths of number 7 Hello. reads files I am Bosun writes 21 lines sockets".split()
+
+
+def text(number: int, length: int) -> str:
+    return " ".join(WORDS[(number * 5 + place) % len(WORDS)] for place in range(length))
+
+
+def rows(count: int = 24) -> list[dict]:
+    """Return pairs: the longer answer is the better answer."""
+    return [
+        {
+            "messages": [{"role": "user", "content": text(at, 1 + at % 4)}],
+            "chosen": [{"role": "assistant", "content": text(at + 1, 4 + at % 3)}],
+            "rejected": [{"role": "assistant", "content": text(at + 2, 1 + at % 2)}],
+            "row": at + 1,
+        }
+        for at in range(count)
+    ]
+
+
+def write(path, some):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in some))
+    return path
+
+
+def pairs_of(inputs, path, some, sequence_len=64, size=4, is_single=False) -> Pairs:
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    return Pairs({"mine": write(path, some)}, {"mine": 1.0}, words, sequence_len, 3, size, is_single)
+
+
+def configured(**changes) -> DpoConfig:
+    optimizer = OptimizerConfig(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
+    given = {"phase": "dpo", "steps": 12, "rows": 4, "micro_rows": 2, "sequence_len": 64, "dtype": "float32"}
+    return tiny(**{**given, "optimizer": optimizer, "mixture": {"mine": 1.0}, **changes})
+
+
+def test_pairs_of_an_epoch_are_drawn_once_with_both_answers_in_a_row(inputs, tmp_path):
+    found = pairs_of(inputs, tmp_path / "a.jsonl", rows())
+    drawn = [found.drawn(step) for step in range(12)]
+    assert sorted(sum(drawn[:6], [])) == sorted(sum(drawn[6:], [])) == list(range(24)) and drawn[:6] != drawn[6:]
+    batch = found.batch(drawn[0])
+    for row, one in enumerate(drawn[0]):
+        for number, (ids, mask) in enumerate((found.pairs[one].first, found.pairs[one].second)):
+            at = batch["documents"][row] == number
+            assert batch["ids"][row][at].tolist() == ids[:-1].tolist()
+            assert [n for n in batch["targets"][row][at].tolist() if n >= 0] == ids[mask == 1].tolist()
+    assert (batch["targets"][batch["documents"] == 2] == -1).all()
+    assert found.counts.conversations == 24 and found.counts.answers == 48 and found.counts.is_complete
+
+
+def test_long_and_unusable_pairs_are_counted_with_reasons(inputs, tmp_path):
+    long = rows(1)[0] | {"messages": [{"role": "user", "content": text(0, 60)}]}
+    cut = rows(1)[0] | {"chosen": [{"role": "assistant", "content": text(0, 60)}]}
+    single = {"messages": rows(1)[0]["messages"], "completion": rows(1)[0]["chosen"], "label": True, "row": 9}
+    found = pairs_of(inputs, tmp_path / "a.jsonl", [*rows(4), long, cut, single]).counts
+    assert (found.conversations, found.without_targets, found.cut_answers, found.refused) == (7, 1, 3, 1)
+    assert found.reasons == ("mine, row 9: it has a single answer with a label, which only the loss kto reads",)
+    with pytest.raises(InputError, match="no pair can be trained in the 1 rows of 'mine'.*left out: 1 of 1"):
+        pairs_of(inputs, tmp_path / "b.jsonl", [long])
+
+
+def test_conversations_are_contrasted_with_answers_to_other_questions(inputs, tmp_path):
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    files = {kind: inputs[0] / "datasets/x/questions" / f"{kind}.train.jsonl" for kind in ("pydocs", "other")}
+    found = Pairs(files, {"pydocs": 1.0, "other": 2.0}, words, 64, 3, 3)
+    ends = {(one.first[0].tobytes()[-40:], one.second[0].tobytes()[-40:]) for one in found.pairs}
+    assert len(ends) == 2 and all(a != b for a, b in ends)
+    kinds = [one < found.starts[1] for step in range(10) for one in found.drawn(step)]
+    assert kinds.count(True) == 10  # a third is drawn from pydocs
+    single = Pairs(files, {"pydocs": 1.0, "other": 2.0}, words, 64, 3, 3, is_single=True)
+    assert [one.is_wanted for one in single.pairs].count(True) == len(found.pairs) == len(single.pairs) / 2
+
+
+def test_the_reference_is_the_start_and_is_computed_once_and_stored(inputs, tmp_path, monkeypatch):
+    config, model = configured(steps=3), random_model(TINY)
+    pairs = pairs_of(inputs, tmp_path / "a.jsonl", rows())
+    source = PairBatches(config, pairs, ALONE, tmp_path / "reference")
+    batch = source.batch(0, model)
+    assert np.isfinite(source.reference).all(axis=1).sum() == 12  # the pairs of three steps
+    sums = loop.accumulate(model, batch, 2, 4, PreferenceLoss(config))
+    assert float(sums["loss"]) == pytest.approx(np.log(2), abs=1e-6) and abs(float(sums["margin"])) < 1e-5
+    model.head.data += 0.1 * model.head.data.roll(1, 0)
+    later = PairBatches(config, pairs, ALONE, tmp_path / "reference")
+    later.load(source.state())
+    assert (later.batch(0, model)["reference"] == batch["reference"]).all()
+    assert float(loop.accumulate(model, batch, 2, 4, PreferenceLoss(config))["margin"]) != 0.0
+
+
+def test_a_kill_during_the_reference_continues_from_the_file(inputs, tmp_path, monkeypatch):
+    config, model = configured(steps=6), random_model(TINY)
+    pairs = pairs_of(inputs, tmp_path / "a.jsonl", rows())
+    whole = PairBatches(config, pairs, ALONE, tmp_path / "other")
+    whole.batch(0, model)
+    monkeypatch.setattr(sources, "KEEP_EVERY_S", 0.0)
+    killed = PairBatches(config, pairs, ALONE, tmp_path / "reference")
+    read, passes = sources.PairBatches._logprobs, []
+
+    def counted(self, *given):
+        passes.append(1)
+        if len(passes) == 8:
+            raise KeyboardInterrupt
+        return read(self, *given)
+
+    monkeypatch.setattr(sources.PairBatches, "_logprobs", counted)
+    with pytest.raises(KeyboardInterrupt):
+        killed.batch(0, model)
+    passes[:] = [1] * 20
+    again = PairBatches(config, pairs, ALONE, tmp_path / "reference")
+    again.batch(0, model)
+    assert len(passes) == 20 + 12 - 7  # 24 pairs, two at once
+    assert (again.reference == whole.reference).all()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_phase_learns_and_a_stopped_phase_publishes_the_same_bits(world, monkeypatch, capfd, loss):
+    assert run(world, monkeypatch, "base", tiny(steps=40)) == 0
+    write(world.root / "mine" / "conversations.jsonl", rows())
+    Store(world.store).publish(world.root / "mine", "conversations/mine-pairs", "m", {})
+    base = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+    making = world.making("dpo", base=base, mine=Input(name="conversations/mine-pairs", fingerprint="m"))
+    config = configured(steps=30, loss=loss, beta=0.5)
+    assert run(world, monkeypatch, "dpo", config, making) == 0
+    stops = iter([False] * 10 + [True] + [False] * 100)
+    parted = replace(making, name="dpo_checkpoints/parted", fingerprint="e" * 64)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: next(stops)))
+        assert run(world, monkeypatch, "dpo", config, parted) == 75
+    assert run(world, monkeypatch, "dpo", config, parted) == 0
+    folder = world.store / "dpo_checkpoints/tiny"
+    assert hashes(world.store / "dpo_checkpoints/parted") == hashes(folder)
+    assert open_final(folder).tensors("source")["reference"].shape == (24 * (2 if loss == "kto" else 1), 2)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps[0]["conversations"]["conversations"] == 24 * (2 if loss == "kto" else 1)
+    assert abs(steps[0]["margin"]) < 1e-4 and steps[-1]["margin"] > 0.5 and steps[-1]["accuracy"] > 0.7
+    assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1]["reward_chosen"] > steps[-1]["reward_rejected"]
+    assert "margin" in capfd.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.process
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_two_processes_train_like_one(inputs, tmp_path, loss, parallel):
+    one = configured(steps=6, micro_rows=1, rows=5, loss=loss)
+    made = pairs_of(inputs, tmp_path / "a.jsonl", rows(), size=5, is_single=loss == "kto")
+
+    def figures(folder, size: int) -> list[dict[str, float]]:
+        def work(ranks: Ranks, tell: Tell) -> None:
+            found = training(folder, one, ranks, parallel)
+            found.objective = PreferenceLoss(one)
+            found.source = PairBatches(one, made, ranks, folder / f"reference-{ranks.rank}")
+            found.run()
+            tell("done", "")
+
+        folder.mkdir()
+        assert all("done" in told for told in together(size, work))
+        return [json.loads(line) for line in (folder / "metrics" / "metrics.jsonl").read_text().splitlines()]
+
+    alone, both = figures(tmp_path / "one", 1), figures(tmp_path / "two", 2)
+    for name in ("loss", "reward_chosen", "reward_rejected", "margin"):
+        ours, theirs = ([step[name] for step in steps] for steps in (both, alone))
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4), name
+
+
+def test_memory_and_operations_count_two_answers_and_no_second_model():
+    dpo = PROFILES["smollm2_135m"]().phases["dpo"]
+    sft = as_phase(PhaseConfig, dpo, phase="sft", mixture={"identity": 1.0}, micro_rows=dpo.micro_rows)
+    once, twice = memory.estimate(sft), memory.estimate(dpo)
+    assert twice.frozen == 0 and twice.weights == once.weights and twice.optimizer == once.optimizer
+    assert twice.activations > 1.6 * once.activations
+    assert 2.0 < operations(dpo) / operations(sft) < 2.7
+    assert dpo.flops_per_token(512) == sft.flops_per_token(512)
+    single = replace(dpo, loss="kto")
+    assert memory.estimate(single).activations == once.activations
+
+
+def test_unsuitable_settings_are_refused_before_training():
+    for wrong, why in (
+        ({"loss": "simpo"}, "loss is 'simpo'; known: dpo, robust, ipo, kto"),
+        ({"beta": 0.0}, "beta is 0.0; it must be above 0"),
+        ({"label_smoothing": 0.5}, "label_smoothing is 0.5; it must be below 0.5"),
+        ({"label_smoothing": 0.1, "loss": "ipo"}, "label_smoothing: for the losses dpo and robust; the loss is ipo"),
+        ({"desirable_weight": 2.0}, "desirable_weight and undesirable_weight: for the loss kto only"),
+        ({"turns": 2}, "a row of the phase dpo is a single pair"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            configured(**wrong)
+    assert asdict(configured())["loss"] == "dpo"
