@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from data.config import ConfigError, load
@@ -80,8 +81,8 @@ class PhaseConfig:
 
     WARM_UPS: ClassVar[tuple[str, ...]] = ("schedule",)
     """Schedule fields rescaled with the number of steps, unless set by the user."""
-    IMPORT_SHARE: ClassVar[float] = 1.0
-    """Factor of the learning rate for an imported model, relative to sft."""
+    RATE_SHARE: ClassVar[float] = 1.0
+    """Factor of the learning rates of imported models and of adapters, relative to sft."""
     phase: str
     """Name in the registry of phases, such as `base` or `sft`."""
     model: ModelConfig
@@ -308,7 +309,16 @@ def load_phase(raw: Mapping[str, Any], where: str) -> PhaseConfig:
     if said := next(filter(None, (packs.missing_pack_message(*one) for one in words)), ""):
         raise ConfigError(f"{where}: {said}")
     added = [one for name, one in packs.entries("phase_settings").items() if raw.get(name) is not None]
-    return load(packs.load(added[0]) if added else config_of(phase), raw, where)
+    return load(with_setting(packs.load(added[0]), phase) if added else config_of(phase), raw, where)
+
+
+@cache
+def with_setting(setting: type[PhaseConfig], phase: str) -> type[PhaseConfig]:
+    """Return the class of the configuration of a phase with the field that a class of `phase_settings` adds."""
+    own = config_of(phase)
+    if own is PhaseConfig:
+        return setting
+    return dataclass(frozen=True, kw_only=True)(type(f"{setting.__name__}Of{own.__name__}", (setting, own), {}))
 
 
 def phases_for(engine: str) -> tuple[str, ...]:
@@ -318,8 +328,9 @@ def phases_for(engine: str) -> tuple[str, ...]:
 
 
 def as_phase(kind: type[P], before: PhaseConfig, **changes: Any) -> P:
-    """Return a configuration of class `kind` with the `PhaseConfig` fields of `before` and the given changes."""
-    return kind(**{**{one.name: getattr(before, one.name) for one in fields(PhaseConfig)}, **changes})
+    """Return a configuration of class `kind` with the fields of `before` that `kind` has, and the given changes."""
+    same = {one.name: getattr(before, one.name) for one in fields(kind) if hasattr(before, one.name)}
+    return kind(**{**same, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)

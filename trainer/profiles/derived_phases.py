@@ -153,7 +153,7 @@ def imported_chat_phase(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     return replace(
         phase,
         model=model.with_features_of(phase.model),
-        optimizer=OptimizerConfig(lr=phase.IMPORT_SHARE * 1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
+        optimizer=OptimizerConfig(lr=phase.RATE_SHARE * 1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
         schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
         sequence_len=sequence_len,
         adopted=True,

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from data.errors import ConfigError
-from trainer.config import PhaseConfig, as_phase
+from trainer.config import PhaseConfig, as_phase, with_setting
 from trainer.records.fields import check_bounds
 from trainer.records.model_config import ModelConfig
+from trainer.records.phase_registry import listed
 
 KINDS = ("lora",)
 RANK = 32  # unless a matrix is smaller
-PHASES = ("mid", "sft")
+PHASES = ("mid", "sft", "dpo")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATE = 1e-3  # of AdamW at rank 32 and alpha 64; ten times the rate of whole models, and 3e-3 diverges
 M = TypeVar("M")
@@ -86,7 +87,7 @@ class AdapterPhaseConfig(PhaseConfig):
         super().__post_init__()
         adapted(self._adapter, self.model)
         if self.phase not in PHASES:
-            raise ConfigError(f"adapter: for {' and '.join(PHASES)} only; the phase {self.phase} trains a whole model")
+            raise ConfigError(f"adapter: for {listed(PHASES)} only; the phase {self.phase} trains a whole model")
         if self.model.features:
             raise ConfigError(f"adapter: a model that {self.model.features[0].about} cannot be adapted")
         if self.dtype == "float8":
@@ -147,6 +148,14 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
     usual = AdapterConfig(kind=flags.adapter, rank=rank, alpha=2.0 * rank)
     adapter = config.adapter if isinstance(config, AdapterPhaseConfig) else usual
     optimizer = replace(
-        config.optimizer, lr=RATE, embed_lr=None, head_lr=None, muon_lr=0.0, muon_decay=None, weight_decay=0.0
+        config.optimizer,
+        lr=RATE * config.RATE_SHARE,
+        embed_lr=None,
+        head_lr=None,
+        muon_lr=0.0,
+        muon_decay=None,
+        weight_decay=0.0,
     )
-    return as_phase(AdapterPhaseConfig, config, adapter=adapter, optimizer=optimizer, parallel="ddp")
+    return as_phase(
+        with_setting(AdapterPhaseConfig, config.phase), config, adapter=adapter, optimizer=optimizer, parallel="ddp"
+    )

@@ -16,7 +16,7 @@ M = TypeVar("M")
 class DpoConfig(PhaseConfig):
     """Config of the phase dpo. A row is a pair of answers; with the loss kto, a row is a single answer."""
 
-    IMPORT_SHARE: ClassVar[float] = 0.02
+    RATE_SHARE: ClassVar[float] = 0.02
     loss: str = "dpo"
     """`dpo` (sigmoid), `robust` (dpo for wrong labels), `ipo` (squared distance of the margin per token), or `kto`
     (answers judged one by one)."""
@@ -62,8 +62,8 @@ class DpoConfig(PhaseConfig):
 
     @property
     def num_frozen(self) -> int:
-        """Return 1, for the forward passes of the reference, which is the model at the start of the phase."""
-        return 1
+        """Return the number of further forward passes: of the reference, and for kto of answers to other questions."""
+        return 2 if self.loss == "kto" else 1
 
     @property
     def flops(self) -> float:

@@ -156,7 +156,7 @@ def test_impossible_adapter_is_refused(changed, said):
 
 def test_adapter_of_rl_is_refused_and_base_trains_a_whole_model():
     assert with_adapter(AdapterFlags(adapter="lora"), tiny()) == tiny()
-    with pytest.raises(ConfigError, match="for mid and sft only; the phase rl trains a whole model"):
+    with pytest.raises(ConfigError, match="for mid, sft and dpo only; the phase rl trains a whole model"):
         with_adapter(AdapterFlags(adapter="lora"), PROFILES["smoke"]().phases["rl"])
 
 

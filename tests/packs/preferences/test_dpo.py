@@ -24,7 +24,7 @@ from tests.trainer.parallel.together import together
 from tests.trainer.test_phases import hashes, run
 from trainer import loop, memory
 from trainer.checkpoints.checkpoint import open_final
-from trainer.config import OptimizerConfig, PhaseConfig, as_phase
+from trainer.config import OptimizerConfig, PhaseConfig, as_phase, load_phase
 from trainer.parallel.process_group import Ranks
 from trainer.plan.estimates import operations
 from trainer.recipes import PROFILES
@@ -168,6 +168,28 @@ def test_phase_learns_and_a_stopped_phase_publishes_the_same_bits(world, monkeyp
     assert abs(steps[0]["margin"]) < 1e-4 and steps[-1]["margin"] > 0.5 and steps[-1]["accuracy"] > 0.7
     assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1]["reward_chosen"] > steps[-1]["reward_rejected"]
     assert "margin" in capfd.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.pack("adapters")
+def test_an_adapter_learns_beside_the_frozen_start_which_is_the_reference(world, monkeypatch):
+    from packs.adapters.control.flags import AdapterFlags
+    from packs.adapters.records.lora_config import with_adapter
+
+    assert run(world, monkeypatch, "base", tiny(steps=40)) == 0
+    write(world.root / "mine" / "conversations.jsonl", rows())
+    Store(world.store).publish(world.root / "mine", "conversations/mine-pairs", "m", {})
+    base = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+    making = world.making("dpo", base=base, mine=Input(name="conversations/mine-pairs", fingerprint="m"))
+    config = with_adapter(AdapterFlags(adapter="lora"), configured(steps=30, loss="robust", label_smoothing=0.1))
+    assert isinstance(config, DpoConfig) and config.loss == "robust" and config.optimizer.lr == pytest.approx(2e-5)
+    assert load_phase(asdict(config), "spec") == config
+    config = replace(config, optimizer=replace(config.optimizer, lr=1e-2))
+    assert run(world, monkeypatch, "dpo", config, making) == 0
+    folder = world.store / "dpo_checkpoints/tiny"
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert abs(steps[0]["margin"]) < 1e-4 and steps[-1]["margin"] > 0.1 and steps[-1]["loss"] < steps[0]["loss"]
+    assert (folder / "hf" / "adapter_config.json").is_file() and not (folder / "hf" / "model.safetensors").exists()
 
 
 @pytest.mark.nightly
