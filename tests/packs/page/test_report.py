@@ -236,6 +236,12 @@ def test_facts_of_rl_name_the_reward_and_damaged_counts_are_left_out():
     assert facts_of(FigureTable(), {}, {}) == []
 
 
+def test_facts_of_preferences_name_margin_and_accuracy():
+    table = FigureTable()
+    table.add(json.dumps({"step": 1, "loss": 0.5, "margin": 0.25, "accuracy": 0.75, "tokens": 9}).encode() + b"\n")
+    assert facts_of(table, {}, {})[1] == ("last loss", "0.5000, margin 0.2500, accuracy 0.75")
+
+
 def test_moments_and_points_are_spread_and_the_last_is_among_them():
     for count in (0, 1, 12, 13, 25, 1000):
         steps = [one["step"] for one in spread([{"step": step} for step in range(count)])]

@@ -178,6 +178,12 @@ def test_rl_step_shows_reward_engine_mismatch_and_accuracy():
     assert steps_text.record_words({**step, "state": "done"}) == "96.9 % of 1,024 problems solved"
 
 
+def test_step_of_preferences_shows_margin_and_accuracy():
+    record = {"kind": "progress", "done": 1, "total": 4, "unit": "steps", "loss": 0.5, "margin": 0.25, "accuracy": 0.75}
+    step = {"name": "dpo", "state": "running", "record": record}
+    assert steps_text.record_words(step) == "25 % of 4 steps, loss 0.500, margin 0.250, accuracy 0.75"
+
+
 def test_loss_is_drawn_from_its_start_to_its_current_value():
     assert status_table.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
     assert status_table.sparkline([3.0, 3.0]) == "▁▁" and status_table.sparkline([]) == ""
