@@ -95,6 +95,9 @@ class Training:
         try:
             self._resume(newest)
             self._require_space()
+            self.source.prepare(self.model)
+            if metrics is not None:
+                metrics.begin()
             asked_to_save = save_request.of(os.environ) if self.ranks.is_first else save_request.never
             with defer_stop_signals() as asked_to_stop, self._batches() as batches:
                 while self.step < steps:

@@ -25,6 +25,9 @@ class Source:
     """True if `batch` returns only this process's rows, equally many per process; False if all rows, equal
     everywhere."""
 
+    def prepare(self, model: Decoder) -> None:
+        """Compute what batches need from the model, before the first step of every process."""
+
     def batch(self, step: int, *model: Decoder) -> Batch:
         raise NotImplementedError
 

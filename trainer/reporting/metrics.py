@@ -77,6 +77,10 @@ class Metrics:
         if conversations is not None and self.arrived:
             self.arrived["conversations"] = asdict(conversations)
 
+    def begin(self) -> None:
+        """Measure rates from now on: loading and preparing belong to no step."""
+        self.window[-1] = (time.monotonic(), self.first, 0, 0.0)
+
     def step(self, step: int, tokens: StepTokens, **figures: float) -> None:
         """Write the metrics after `step` steps; `tokens` are the counts of the last step."""
         self.tokens += tokens.read

@@ -39,11 +39,15 @@ class PairBatches(Source):
         self.config, self.pairs, self.ranks, self.file = config, pairs, ranks, file
         self.reference: np.ndarray | None = None  # fp32 (all pairs, 2); NaN for pairs that no step draws
 
+    def prepare(self, model: Decoder) -> None:
+        """Compute ln p of the reference, unless a checkpoint holds the values. Raises PeerLost."""
+        if self.reference is None:
+            self.reference = self._compute_reference(model)
+
     def batch(self, step: int, *models: Decoder) -> Batch:
         """Return the rows of a step. Raises PeerLost."""
         (model,) = models
-        if self.reference is None:
-            self.reference = self._compute_reference(model)
+        assert self.reference is not None, "`prepare` computes the values"
         drawn = self.pairs.drawn(step)
         reference = self.reference[drawn]
         if self.config.loss != "kto":
@@ -65,7 +69,7 @@ class PairBatches(Source):
         The divergence is the mean gain of answers to other questions, at least 0.
         """
         config, reference = self.config, self.reference
-        assert reference is not None, "the first batch computes the reference"
+        assert reference is not None, "`prepare` computes the values"
         gains = self._logprobs(model, self.pairs.batch(drawn, (1,)))[:, 1] - reference[drawn, 1]
         wanted = np.array([self.pairs.pairs[one].is_wanted for one in drawn])
         sizes = np.where(wanted, wanted.sum(), (~wanted).sum())

@@ -108,6 +108,7 @@ def test_the_reference_is_the_start_and_is_computed_once_and_stored(inputs, tmp_
     config, model = configured(steps=3), random_model(TINY)
     pairs = pairs_of(inputs, tmp_path / "a.jsonl", rows())
     source = PairBatches(config, pairs, ALONE, tmp_path / "reference")
+    source.prepare(model)
     batch = source.batch(0, model)
     assert np.isfinite(source.reference).all(axis=1).sum() == 12  # the pairs of three steps
     sums = loop.accumulate(model, batch, 2, 4, PreferenceLoss(config))
@@ -115,6 +116,7 @@ def test_the_reference_is_the_start_and_is_computed_once_and_stored(inputs, tmp_
     model.head.data += 0.1 * model.head.data.roll(1, 0)
     later = PairBatches(config, pairs, ALONE, tmp_path / "reference")
     later.load(source.state())
+    later.prepare(model)
     assert (later.batch(0, model)["reference"] == batch["reference"]).all()
     assert float(loop.accumulate(model, batch, 2, 4, PreferenceLoss(config))["margin"]) != 0.0
 
@@ -123,7 +125,7 @@ def test_a_kill_during_the_reference_continues_from_the_file(inputs, tmp_path, m
     config, model = configured(steps=6), random_model(TINY)
     pairs = pairs_of(inputs, tmp_path / "a.jsonl", rows())
     whole = PairBatches(config, pairs, ALONE, tmp_path / "other")
-    whole.batch(0, model)
+    whole.prepare(model)
     monkeypatch.setattr(sources, "KEEP_EVERY_S", 0.0)
     killed = PairBatches(config, pairs, ALONE, tmp_path / "reference")
     read, passes = sources.PairBatches._logprobs, []
@@ -136,10 +138,10 @@ def test_a_kill_during_the_reference_continues_from_the_file(inputs, tmp_path, m
 
     monkeypatch.setattr(sources.PairBatches, "_logprobs", counted)
     with pytest.raises(KeyboardInterrupt):
-        killed.batch(0, model)
+        killed.prepare(model)
     passes[:] = [1] * 20
     again = PairBatches(config, pairs, ALONE, tmp_path / "reference")
-    again.batch(0, model)
+    again.prepare(model)
     assert len(passes) == 20 + 12 - 7  # 24 pairs, two at once
     assert (again.reference == whole.reference).all()
 

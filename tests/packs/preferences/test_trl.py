@@ -70,6 +70,7 @@ def config_of(loss: str) -> DpoConfig:
 def ours(folder: Path, config: DpoConfig, pairs: Pairs) -> list[dict[str, float]]:
     model, objective = random_model(TINY), PreferenceLoss(config)
     optimizer, source, found = Optimizer(model, config.optimizer), PairBatches(config, pairs, Ranks(), folder / "r"), []
+    source.prepare(model)
     for step in range(STEPS):
         batch = source.batch(step, model)
         optimizer.zero_grad()
