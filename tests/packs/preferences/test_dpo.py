@@ -1,13 +1,14 @@
 """dpo: pairs are drawn and counted, the reference is computed once, and a killed phase ends with the same bits."""
 
 import json
+import signal
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from data.config import ConfigError, Input
+from data.config import ConfigError, Input, StepContext
 from data.errors import InputError
 from data.tokens import tokenizer as tokenizers
 from packs.preferences.records.dpo_config import DpoConfig
@@ -17,11 +18,11 @@ from packs.preferences.trainer.pairs import Pairs
 from packs.preferences.trainer.source import PairBatches
 from store.artifacts.artifacts import Store
 from tests.faults.lives import Tell
-from tests.trainer.conftest import TINY, tiny
+from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.model.test_model import random_model
 from tests.trainer.parallel.test_fsdp import training
 from tests.trainer.parallel.together import together
-from tests.trainer.test_phases import hashes, run
+from tests.trainer.test_phases import OFTEN, hashes, run
 from trainer import loop, memory
 from trainer.checkpoints.checkpoint import open_final
 from trainer.config import OptimizerConfig, PhaseConfig, as_phase, load_phase
@@ -65,6 +66,15 @@ def configured(**changes) -> DpoConfig:
     optimizer = OptimizerConfig(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
     given = {"phase": "dpo", "steps": 12, "rows": 4, "micro_rows": 2, "sequence_len": 64, "dtype": "float32"}
     return tiny(**{**given, "optimizer": optimizer, "mixture": {"mine": 1.0}, **changes})
+
+
+def prepared(world, monkeypatch) -> StepContext:
+    """Train the model from which dpo starts, and publish the pairs."""
+    assert run(world, monkeypatch, "base", tiny(steps=40)) == 0
+    write(world.root / "mine" / "conversations.jsonl", rows())
+    Store(world.store).publish(world.root / "mine", "conversations/mine-pairs", "m", {})
+    base = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+    return world.making("dpo", base=base, mine=Input(name="conversations/mine-pairs", fingerprint="m"))
 
 
 def test_pairs_of_an_epoch_are_drawn_once_with_both_answers_in_a_row(inputs, tmp_path):
@@ -149,11 +159,7 @@ def test_a_kill_during_the_reference_continues_from_the_file(inputs, tmp_path, m
 @pytest.mark.nightly
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_phase_learns_and_a_stopped_phase_publishes_the_same_bits(world, monkeypatch, capfd, loss):
-    assert run(world, monkeypatch, "base", tiny(steps=40)) == 0
-    write(world.root / "mine" / "conversations.jsonl", rows())
-    Store(world.store).publish(world.root / "mine", "conversations/mine-pairs", "m", {})
-    base = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
-    making = world.making("dpo", base=base, mine=Input(name="conversations/mine-pairs", fingerprint="m"))
+    making = prepared(world, monkeypatch)
     config = configured(steps=30, loss=loss, beta=0.5)
     assert run(world, monkeypatch, "dpo", config, making) == 0
     stops = iter([False] * 10 + [True] + [False] * 100)
@@ -173,16 +179,30 @@ def test_phase_learns_and_a_stopped_phase_publishes_the_same_bits(world, monkeyp
 
 
 @pytest.mark.nightly
+@pytest.mark.process
+def test_killed_phase_publishes_the_bits_of_an_undisturbed_phase(world, monkeypatch):
+    making, config = prepared(world, monkeypatch), configured(steps=60)
+    alone = replace(making, name="dpo_checkpoints/alone", fingerprint="alone")
+    assert finish(world.start(config, OFTEN, alone, work="alone"))[0] == 0
+    for step in (1, 20):
+        killed = world.start(config, OFTEN, making)
+        world.wait_for_step(step, killed, phase="dpo")
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+    code, words = finish(world.start(config, OFTEN, making))
+    assert code == 0, words
+    assert hashes(world.store / "dpo_checkpoints/tiny") == hashes(world.store / "dpo_checkpoints/alone")
+    lines = (world.store / "dpo_checkpoints/tiny/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 61))
+
+
+@pytest.mark.nightly
 @pytest.mark.pack("adapters")
 def test_an_adapter_learns_beside_the_frozen_start_which_is_the_reference(world, monkeypatch):
     from packs.adapters.control.flags import AdapterFlags
     from packs.adapters.records.lora_config import with_adapter
 
-    assert run(world, monkeypatch, "base", tiny(steps=40)) == 0
-    write(world.root / "mine" / "conversations.jsonl", rows())
-    Store(world.store).publish(world.root / "mine", "conversations/mine-pairs", "m", {})
-    base = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
-    making = world.making("dpo", base=base, mine=Input(name="conversations/mine-pairs", fingerprint="m"))
+    making = prepared(world, monkeypatch)
     config = with_adapter(AdapterFlags(adapter="lora"), configured(steps=30, loss="robust", label_smoothing=0.1))
     assert isinstance(config, DpoConfig) and config.loss == "robust" and config.optimizer.lr == pytest.approx(2e-5)
     assert load_phase(asdict(config), "spec") == config
