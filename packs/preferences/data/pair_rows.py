@@ -11,8 +11,7 @@ from typing import Any
 
 from data.chat.foreign_rows import SYSTEM, TOOLS, VARIABLES, dialogue_row, parse_row
 from data.chat.imported import RowReader
-from data.chat.message_parts import RowRefused
-from data.chat.unread_fields import refuse_columns, unread
+from data.chat.unread_fields import RowRefused, refuse_columns, unread
 from data.tokens.chat_template import Dialogue
 from store.untrusted_input import printable_line
 

@@ -21,7 +21,7 @@ class Machine:
     """A transport whose pod stopped to report long ago, with the answers to the questions about guard and agent."""
 
     answers: list[bool | None]
-    """Whether guard and agent live; None for a lost connection. The verdict exists after the last answer."""
+    """True if guard and agent live, None for a lost connection. The verdict exists after the last answer."""
     asked: list[bool | None] = field(default_factory=list)
     python: str = "python3"
     agent: str = "infra.agent"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data.__main__ import main
-from data.chat.message_parts import RowRefused
+from data.chat.unread_fields import RowRefused
 from data.config import ConfigError, conversation_spec
 from packs.preferences.data.pair_rows import PairReader
 from store import packs
