@@ -1,12 +1,14 @@
 """Command line of the trainer: `python -m trainer PHASE|import --config FILE`, and `chat`, `serve`, `eval`, `export`.
 
 The config file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; of import {"making":
-Making, "spec": ImportSpec}; of eval {"spec": EvalSpec}. Exit codes: 0 success, 1 failure, 2 invalid flag, input or
-configuration, 75 stopped after a save (restart to resume), 130 interrupted by Ctrl-C outside of training.
+Making, "spec": ImportSpec or `PhaseConfig.imported_change`}; of eval {"spec": EvalSpec}. Exit codes: 0 success, 1
+failure, 2 invalid flag, input or configuration, 75 stopped after a save (restart to resume), 130 interrupted by Ctrl-C
+outside of training.
 """
 
 import argparse
 import faulthandler
+import functools
 import json
 import logging
 import os
@@ -69,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     for phase in (*PHASES, WORD):
         one = command(commands, phase, train, f"train the phase {phase} and publish the model")
         one.add_argument("--config", type=Path, required=True)
-    one = command(commands, "import", adopt_model, "import a Hugging Face model and publish the model")
+    one = command(
+        commands, "import", adopt_model, "import a Hugging Face model or a change of a model, and publish the result"
+    )
     one.add_argument("--config", type=Path, required=True)
     one = command(commands, "tokenizer", take_tokenizer, "convert a tokenizer in a pack's format to tokenizer.json")
     one.add_argument("--format", required=True)
@@ -150,14 +154,19 @@ def take_tokenizer(flags: argparse.Namespace) -> None:
 
 def adopt_model(flags: argparse.Namespace) -> None:
     from trainer import import_model
+    from trainer.model import changes
     from trainer.parallel.process_group import Ranks
     from trainer.run import make_if_missing
 
     raw = read_config(flags.config, {"making", "spec"})
-    making = load(StepContext, raw.get("making", {}), "making")
-    spec = load(ImportSpec, raw.get("spec", {}), "spec")
+    making, said = load(StepContext, raw.get("making", {}), "making"), raw.get("spec", {})
+    if marker := said.get("marker"):
+        change = changes.kind_of(str(marker), str(flags.config))
+        publish = functools.partial(change.publish_imported, said, making)
+    else:
+        publish = functools.partial(import_model.run, load(ImportSpec, said, "spec"), making)
     with raise_on_sigterm():
-        make_if_missing(making, Ranks(), lambda: import_model.run(spec, making))
+        make_if_missing(making, Ranks(), publish)
 
 
 @contextmanager

@@ -229,6 +229,11 @@ class PhaseConfig:
         return ""
 
     @property
+    def imported_change(self) -> Any:
+        """Return the record of an external change from which the phase starts, or None; see `trainer.plan.nodes`."""
+        return None
+
+    @property
     def num_learning(self) -> int:
         """Return the number of parameters that learn."""
         return self.model.num_params

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,15 @@ def run(spec: ImportSpec, making: StepContext) -> dict[str, Any]:
     return about
 
 
-def fetch(spec: ImportSpec) -> Path:
-    """Return the local model folder, downloading `hf://` sources into the hub's cache. Raises Refused."""
+def fetch(spec: Any, patterns: Sequence[str] = WANTED) -> Path:
+    """Return the local folder of a record with `source` and `revision`, downloading `hf://` into the hub's cache.
+
+    Raises Refused.
+    """
     if not spec.source.startswith("hf://"):
         if not (folder := Path(spec.source)).is_dir():
             raise Refused(
-                f"{folder} does not exist on this machine, and the machine that runs the steps imports the model"
+                f"{folder} does not exist on this machine, and the machine that runs the steps imports the folder"
             )
         return folder
     import huggingface_hub
@@ -113,7 +117,7 @@ def fetch(spec: ImportSpec) -> Path:
         found = huggingface_hub.snapshot_download(
             spec.source.removeprefix("hf://"),
             revision=spec.revision,
-            allow_patterns=list(WANTED),
+            allow_patterns=list(patterns),
             token=os.environ.get("HUGGINGFACEHUB_API_TOKEN") or os.environ.get("HF_TOKEN"),
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -32,7 +32,7 @@ from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import changes, export
-from trainer.model.changes import ChangedModel, ModelChange
+from trainer.model.changes import ModelChange
 from trainer.model.decoder import Decoder, initialise, uninitialized_decoder
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
@@ -41,7 +41,7 @@ from trainer.parallel.placement import choose_layout, explain_out_of_memory, is_
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shard_optimizer_state
 from trainer.records.model_config import ModelConfig
-from trainer.records.phase_registry import PHASES, model_roles, starts_from
+from trainer.records.phase_registry import CHANGE, PHASES, model_roles, starts_from
 from trainer.reporting import tokens_in_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
@@ -111,7 +111,8 @@ class PhaseRun:
     def changed(self) -> str:
         """Return the input role of the whole model that the initial model consists of, or changes."""
         is_change = changes.change_in(export.folder_of_model(self.input(self.before)))
-        return starts_from(self.before, self.making.inputs) if is_change else self.before
+        of = self.config.phase if self.before == CHANGE else self.before
+        return starts_from(of, self.making.inputs.keys() - {CHANGE}) if is_change else self.before
 
     def load_frozen_model(self, role: str) -> Decoder:
         """Return a frozen second model, such as a teacher or a reference, loaded from the input `role`.
@@ -312,13 +313,7 @@ class PhaseRun:
         if not config.change:
             export.write(folder, config.model, model.state_dict(), self.tokenizer_folder, dtype)
             return {}
-        base = self.making.inputs[self.changed]
-        where = self.input(self.changed)
-        told = vocabulary.about_of(where).get("import")
-        told = told if isinstance(told, Mapping) else {}
-        origin = {name: str(told.get(name, "")) for name in ("source", "revision")}
-        digest = changes.weights_digest(export.folder_of_model(where))
-        of = ChangedModel(name=base.name, fingerprint=base.fingerprint, weights_sha256=digest, **origin)
+        of = changes.changed_model(self.making.inputs[self.changed], self.input(self.changed))
         change: ModelChange = packs.load(config.change)()
         export.write_without_weights(folder, config.model, self.tokenizer_folder, dtype, {"model_change": True})
         changes.write_changed(folder, of)

@@ -115,7 +115,8 @@ def _work_of(step: Step, target: str, machine: str) -> StepWork:
     if phase is not None:
         return replace(work_of_phase(phase, step.name, machine), kind=_kind(step.words[-1]))
     read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
-    params = load(ImportSpec, step.config["spec"], step.name).model.num_params if step.words[-1] == "import" else 0
+    is_model = step.words[-1] == "import" and "model" in step.config["spec"]
+    params = load(ImportSpec, step.config["spec"], step.name).model.num_params if is_model else 0
     return StepWork(
         step=step.name,
         kind=_kind(step.words[-1]),

@@ -120,7 +120,7 @@ class PlannedWork:
             given=self.given,
             made=self.remake_policy,
             keeping={name: value for name, value in keeping.items() if value is not None},
-            changes=phase_changes(spec.added),
+            changes=phase_changes(spec.added, settings, self.init),
         )
 
 
@@ -268,7 +268,7 @@ def refuse_local_inputs(steps: tuple[Step, ...]) -> None:
     """Raise UsageError for steps that read local files but would run on a different machine."""
     for step in steps:
         source = step.config["spec"].get("source", "")
-        if step.words[-1] in ("talk", "import", "problems", "identity") and source and not source.startswith("hf://"):
+        if step.words[-1] in ("talk", "import", "problems", "identity") and source and "://" not in source:
             raise UsageError(
                 f"{source} is on this machine, but the work runs on a different machine. To put the data into the "
                 "store first, run inv train --prepare with the same flags"

@@ -214,6 +214,8 @@ class PhaseFlags:
 
     change: ClassVar[str] = ""
     """Function `(the record, configuration of a phase) -> configuration` as "module:attribute"; "" = sizes only."""
+    resolve: ClassVar[str] = ""
+    """Function `(the record, settings, ImportSpec of --init or None) -> the record for change`; "" = the same."""
 
 
 def phase_flags() -> tuple[type[PhaseFlags], ...]:
@@ -229,10 +231,14 @@ def typed_sizes(spec: WorkSpec) -> dict[str, int]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def phase_changes(added: Iterable[Any]) -> dict[str, Any]:
+def phase_changes(added: Iterable[Any], settings: Any = None, init: Any = None) -> dict[str, Any]:
     """Return the functions that change the configuration of a phase, by the flags given."""
-    found = {name: one for one in added if isinstance(one, PhaseFlags) and one.change for name in nondefault_flags(one)}
-    return {f"--{name}": functools.partial(packs.load(one.change), one) for name, one in found.items()}
+    found: dict[str, Any] = {}
+    for one in added:
+        if isinstance(one, PhaseFlags) and one.change and (names := nondefault_flags(one)):
+            resolved = packs.load(one.resolve)(one, settings, init) if one.resolve else one
+            found |= {f"--{name}": functools.partial(packs.load(one.change), resolved) for name in names}
+    return found
 
 
 def filled(spec: S, values: Mapping[str, Any]) -> S:

@@ -13,6 +13,6 @@ PACK = Pack(
         "fit": "packs.adapters.control.flags:AdapterFlags",
     },
     phase_settings={"adapter": "packs.adapters.records.lora_config:AdapterPhaseConfig"},
-    model_changes={"adapter_config.json": "packs.adapters.trainer.lora:Lora"},
+    model_changes={"adapter_config.json": "packs.adapters.trainer.imported_adapter:StoredLora"},
     served_models={"model_change": "packs.adapters.serve.engines:ADAPTED"},
 )

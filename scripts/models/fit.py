@@ -54,7 +54,7 @@ def fit(spec: FitFlags) -> None:
     if spec.phase not in recipe.phases:
         raise UsageError(f"--phase {spec.phase}: known: {', '.join(recipe.phases)}")
     config = functools.reduce(
-        lambda one, change: change(one), phase_changes(spec.added).values(), recipe.phases[spec.phase]
+        lambda one, change: change(one), phase_changes(spec.added, settings).values(), recipe.phases[spec.phase]
     )
     kinds = kinds_of(spec.gpu)
     found = {kind.name: fitting.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from data.config import Input
 from store import packs, untrusted_input
 from store.artifacts import model_files, vocabulary
 from store.artifacts.model_files import CHANGED
@@ -63,21 +64,30 @@ class ModelChange:
         """Add the change in `folder` to the weights of a whole model. Raises Refused for an unusable change."""
         raise NotImplementedError
 
+    def publish_imported(self, raw: Mapping[str, Any], making: Any) -> dict[str, Any]:
+        """Publish an external change as an artifact, and return the facts about the artifact. Raises Refused.
+
+        raw: the fields of `PhaseConfig.imported_change`; making: `data.config.StepContext`.
+        """
+        raise NotImplementedError
+
 
 def change_in(folder: Path) -> ModelChange | None:
     """Return the kind of change stored in a folder, or None for a folder with a whole model.
 
     Raises Refused for a change of a missing pack.
     """
+    marker = next((one for one in packs.words(KIND) if (folder / one).is_file()), "")
+    return kind_of(marker, str(folder)) if marker else None
+
+
+def kind_of(marker: str, where: str) -> ModelChange:
+    """Return the kind of change with this marker file. Raises Refused, with `where` in front, for an unknown kind."""
     known = packs.entries(KIND)
-    for marker in packs.words(KIND):
-        if not (folder / marker).is_file():
-            continue
-        if marker not in known:
-            raise Refused(f"{folder}: {packs.missing_pack_message(KIND, marker)}")
-        found: ModelChange = packs.load(known[marker])()
-        return found
-    return None
+    if marker not in known:
+        raise Refused(f"{where}: {packs.missing_pack_message(KIND, marker) or f'unknown kind of change {marker}'}")
+    found: ModelChange = packs.load(known[marker])()
+    return found
 
 
 def base_of(folder: Path) -> Path:
@@ -112,6 +122,18 @@ def read_changed(folder: Path) -> ChangedModel:
         raise Refused(f"{folder}: {CHANGED}, which names the changed model, is missing") from None
     except UnusableDocument as error:
         raise Refused(f"{folder}: {CHANGED}: {error}") from None
+
+
+def changed_model(base: Input, folder: Path) -> ChangedModel:
+    """Return the record of the artifact `base`, with its files in `folder`, as the model that a change belongs to.
+
+    Raises Refused.
+    """
+    told = vocabulary.about_of(folder).get("import")
+    told = told if isinstance(told, Mapping) else {}
+    origin = {name: str(told.get(name, "")) for name in ("source", "revision")}
+    hf = folder / vocabulary.HF if (folder / vocabulary.HF / "config.json").is_file() else folder
+    return ChangedModel(name=base.name, fingerprint=base.fingerprint, weights_sha256=weights_digest(hf), **origin)
 
 
 def write_changed(folder: Path, about: ChangedModel) -> None:

@@ -33,11 +33,12 @@ from infra.errors import UsageError
 from store import extensions
 from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import Node, digest
-from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of
+from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of, with_change
 from trainer.profiles import derived_phases
 from trainer.records import phase_options
 from trainer.records.extension_phase import WORD
 from trainer.records.phase_registry import (
+    CHANGE,
     INIT,
     KINDS,
     PHASES,
@@ -158,8 +159,12 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
             before = befores.get(before, "") if before in found and _is_change(found[before]) else ""
         if PHASES[name].teacher:
             inputs[TEACHER] = nearest(PHASES[name].teacher, befores, wanted.init is not None)
-        found[name] = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
-    order = (*ORDER, *(node.name for node in talks.values()), *befores)
+        node = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
+        if node.spec.imported_change and not _is_change(found[befores[name]]):
+            found[CHANGE], node = with_change(node, befores[name], (*IMPORT, *code_of(node.spec.change)))
+        found[name] = node
+    phases = (one for name in befores for one in (CHANGE, name) if one == name or CHANGE in found[name].inputs)
+    order = (*ORDER, *(node.name for node in talks.values()), *phases)
     return {name: found[name] for name in dict.fromkeys(order) if name in found}
 
 

@@ -21,8 +21,10 @@ from infra.errors import UsageError
 from store import packs
 from trainer import recipes
 from trainer.config import ImportSpec, PhaseConfig, Profile
+from trainer.fingerprints import Node
 from trainer.records import phase_options
 from trainer.records.phase_registry import (
+    CHANGE,
     PHASES,
     all_phases,
     listed,
@@ -78,6 +80,9 @@ class TrainingRequest:
     def with_changes(self, config: PhaseConfig) -> PhaseConfig:
         """Return the configuration of a phase with the changes of packs, for a requested phase."""
         changes = self.changes.values() if config.phase in self.phases else ()
+        if changes and self.init is not None:
+            model = self.init.model.with_features_of(config.model)
+            config = replace(config, model=model, sequence_len=min(config.sequence_len, model.max_position_embeddings))
         return functools.reduce(lambda one, change: change(one), changes, config)
 
 
@@ -202,3 +207,14 @@ def origin_of(about: Mapping[str, Any]) -> str:
     names = [str(one.get("name")) for one in inputs.values() if isinstance(one, Mapping)]
     unnamed = "an imported model" if spec.get("adopted") else ""
     return next((one for one in names if one.startswith(IMPORTED)), unnamed)
+
+
+def with_change(node: Node, before: str, code: tuple[str, ...]) -> tuple[Node, Node]:
+    """Return the step that imports the change from which the phase `node` starts, and the phase after the step.
+
+    before: input role of the changed model; code: code of the import.
+    """
+    start = node.spec.imported_change
+    inputs = {role: node.inputs[role] for role in ("tokenizer", before)}
+    step = Node(CHANGE, start.artifact, ("-m", "trainer", "import"), code, start, inputs)
+    return step, replace(node, inputs={**node.inputs, CHANGE: CHANGE})

@@ -72,5 +72,15 @@ def taken() -> tuple[str, ...]:
     """Return the names that phases of extensions must not have."""
     ours = [one for one in PHASES.values() if not one.extension]
     kinds = (*phase_registry.KINDS, *filter(None, phase_registry.KINDS.values()))
-    steps = ("all", "text", "tokenizer", "tokens", phase_registry.INIT, phase_registry.TEACHER, "import", "model")
+    steps = (
+        "all",
+        "text",
+        "tokenizer",
+        "tokens",
+        phase_registry.INIT,
+        phase_registry.TEACHER,
+        phase_registry.CHANGE,
+        "import",
+        "model",
+    )
     return (*(one.name for one in ours), *(one.alias for one in ours if one.alias), *kinds, *steps)

@@ -66,6 +66,7 @@ class Phase:
 
 KIND = "phases"
 INIT, TEACHER = "init", "teacher"  # roles of inputs: an imported start model; a second, frozen model
+CHANGE = "change"  # role of an imported change of the start model (`trainer.model.changes`)
 
 
 _ALL = (
@@ -143,7 +144,7 @@ def checkpoint_folders() -> set[str]:
 
 def model_roles() -> set[str]:
     """Return the input roles of models: only the first process reads such an input."""
-    return {*PHASES, INIT, TEACHER}
+    return {*PHASES, INIT, TEACHER, CHANGE}
 
 
 def with_earlier(phases: Collection[str]) -> set[str]:
@@ -160,7 +161,7 @@ def with_earlier(phases: Collection[str]) -> set[str]:
 def starts_from(phase: str, roles: Collection[str]) -> str:
     """Return the role of the model from which a phase with these input roles starts; "" = from scratch."""
     one = PHASES[phase]
-    found = next((before for before in (*one.follows, INIT) if before in roles), "")
+    found = next((before for before in (CHANGE, *one.follows, INIT) if before in roles), "")
     return found or (one.follows[0] if one.follows else "")  # the code that opens a missing model reports the error
 
 

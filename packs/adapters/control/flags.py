@@ -1,4 +1,4 @@
-"""The flag of a training that selects adapters."""
+"""The flags of a training that select adapters."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,11 +9,18 @@ from infra.flags import flag
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterFlags(PhaseFlags):
-    """The flag; --set sft.adapter.FIELD sets the options."""
+    """The flags; --set sft.adapter.FIELD sets the options."""
 
     change: ClassVar[str] = "packs.adapters.records.lora_config:with_adapter"
+    resolve: ClassVar[str] = "packs.adapters.control.imported_adapter:resolve"
     adapter: str = flag(
         "",
         "lora: mid and sft train an adapter beside the frozen model; options: --set sft.adapter.rank=16",
+        group=TRAINING,
+    )
+    adapter_from: str = flag(
+        "",
+        "continue an adapter of the start model: a folder in the format of PEFT, hf://user/repo[@revision], or an "
+        "artifact of the store; rank, alpha and targets are the adapter's",
         group=TRAINING,
     )

@@ -3,12 +3,14 @@
 Source: Hu et al., arXiv 2106.09685 (LoRA); Kalajdzievski, arXiv 2312.03732 (rsLoRA).
 """
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from data.errors import ConfigError
 from trainer.config import PhaseConfig, as_phase, with_setting
-from trainer.records.fields import check_bounds
+from trainer.records.fields import check_bounds, newer
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import listed
 
@@ -77,14 +79,69 @@ def adapted(adapter: AdapterConfig, model: ModelConfig) -> dict[str, tuple[int, 
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportedAdapter:
+    """An adapter of another training, described by its files: the place, the settings and the shape of the model."""
+
+    marker: str
+    """File that marks the kind of change: see `Pack.model_changes`."""
+    source: str
+    """Folder, `hf://user/repo`, or `store://NAME` for an artifact of the store."""
+    revision: str = ""
+    """Commit of the hub, or fingerprint of the artifact."""
+    content: str = ""
+    """Digest of the files of a folder."""
+    base: str = ""
+    """Name of the adapted model in the files."""
+    adapter: AdapterConfig
+    layers: int
+    """Number of blocks."""
+    sides: dict[str, list[int]]
+    """Numbers of inputs and outputs of each adapted matrix of a block, by name."""
+
+    @property
+    def artifact(self) -> str:
+        """Return the name of the artifact."""
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(self.source).name).strip(".-")[:100]
+        return f"adapter_checkpoints/{stem or 'adapter'}"
+
+    def check(self, adapter: AdapterConfig, model: ModelConfig) -> None:
+        """Raise ConfigError unless a phase with these settings can continue the adapter on this model."""
+        where = f"--adapter-from {self.source.removeprefix('store://')}"
+        if self.layers != model.num_hidden_layers:
+            raise ConfigError(
+                f"{where}: the adapter changes {self.layers} blocks, and the model has {model.num_hidden_layers}; "
+                f"the adapter belongs to another model{f', {self.base}' if self.base else ''}"
+            )
+        for name, own in adapted(self.adapter, model).items():
+            if tuple(self.sides[name]) != own:
+                raise ConfigError(
+                    f"{where}: the adapter changes {name} of {self.sides[name][0]} inputs and {self.sides[name][1]} "
+                    f"outputs, and the model has {own[0]} and {own[1]}; the adapter belongs to another model"
+                    f"{f', {self.base}' if self.base else ''}"
+                )
+        mine, given = ((one.rank, one.scaling, one.targets) for one in (self.adapter, adapter))
+        if mine != given:
+            raise ConfigError(
+                f"{where}: the adapter has rank {mine[0]}, scaling {mine[1]:g} and targets {','.join(mine[2])}, and "
+                f"the options say rank {given[0]}, scaling {given[1]:g} and {','.join(given[2])}; leave the options "
+                "adapter.rank, alpha, rslora and targets out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdapterPhaseConfig(PhaseConfig):
     """Config of a phase that trains an adapter; the model of the previous phase stays frozen."""
 
     adapter: AdapterConfig | None = None
     """Settings of the adapter."""
+    imported_adapter: ImportedAdapter | None = newer(None)
+    """Adapter from which the training starts; None = an adapter without effect, or the adapter of the previous
+    phase."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.imported_adapter is not None:
+            self.imported_adapter.check(self._adapter, self.model)
         adapted(self._adapter, self.model)
         if self.phase not in PHASES:
             raise ConfigError(f"adapter: for {listed(PHASES)} only; the phase {self.phase} trains a whole model")
@@ -104,6 +161,10 @@ class AdapterPhaseConfig(PhaseConfig):
     @property
     def change(self) -> str:
         return "packs.adapters.trainer.lora:Lora"
+
+    @property
+    def imported_change(self) -> ImportedAdapter | None:
+        return self.imported_adapter
 
     @property
     def num_learning(self) -> int:
@@ -145,7 +206,9 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
     if config.phase not in PHASES and config.reads_text:
         return config
     rank = min(RANK, *(min(one) for one in sides(config.model).values()))
-    usual = AdapterConfig(kind=flags.adapter, rank=rank, alpha=2.0 * rank)
+    usual = AdapterConfig(kind=flags.adapter or KINDS[0], rank=rank, alpha=2.0 * rank)
+    imported: ImportedAdapter | None = getattr(flags, "imported_adapter", None)
+    usual = usual if imported is None else imported.adapter
     adapter = config.adapter if isinstance(config, AdapterPhaseConfig) else usual
     optimizer = replace(
         config.optimizer,
@@ -157,5 +220,10 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
         weight_decay=0.0,
     )
     return as_phase(
-        with_setting(AdapterPhaseConfig, config.phase), config, adapter=adapter, optimizer=optimizer, parallel="ddp"
+        with_setting(AdapterPhaseConfig, config.phase),
+        config,
+        adapter=adapter,
+        imported_adapter=imported,
+        optimizer=optimizer,
+        parallel="ddp",
     )

@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from data.errors import ConfigError
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, adapted
-from packs.adapters.records.peft_format import CONFIG, PREFIX, WEIGHTS, read_adapter, to_peft
+from packs.adapters.records.peft_format import CONFIG, PREFIX, WEIGHTS, listed, read_adapter, to_peft
 from store.artifacts import model_files
 from store.untrusted_input import UnusableDocument
 from trainer import tensor_file
 from trainer.errors import Refused
 from trainer.model.changes import ChangedModel, ModelChange
 from trainer.model.decoder import Decoder, Linear, SkipInitialization
-
-SHOWN = 3  # tensors named in a message
 
 
 class AdaptedLinear(Linear):
@@ -109,35 +107,48 @@ class Lora(ModelChange):
 
     def write(self, folder: Path, model: Decoder, config: AdapterPhaseConfig, changed: ChangedModel) -> None:
         assert config.adapter is not None, "a configuration of the class has an adapter"
-        is_hub = changed.source.startswith("hf://")
-        base = changed.source.removeprefix("hf://") if is_hub else changed.name
-        said = to_peft(config.adapter, base, changed.revision if is_hub else "")
         weights = {f"{PREFIX}{name}": one for name, one in model.learning_state().items()}
         tensor_file.write(folder / WEIGHTS, weights)
-        (folder / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        write_config(folder, config.adapter, changed)
 
     def apply(self, model: Decoder, folder: Path) -> None:
         """Add scaling * B A of each matrix to the weight, computed in float32."""
         stored, tensors = read(folder)
-        layers = dict(matrices(model))
-        problems = [one for one in tensors if layer_of(one) not in layers]
-        if problems:
-            raise Refused(f"{folder}: the adapter changes {listed(problems)}, which the model does not have")
-        for name, layer in layers.items():
-            names = [f"{name}.lora_{one}.weight" for one in "AB"]
-            if not any(one in tensors for one in names):
-                continue
-            if lacking := [one for one in names if one not in tensors]:
-                raise Refused(f"{folder}: {lacking[0]} is missing")
-            a, b = (tensors[one].float() for one in names)
-            wanted = ((stored.rank, layer.in_features), (layer.out_features, stored.rank))
-            if (tuple(a.shape), tuple(b.shape)) != wanted:
-                found = f"{tuple(a.shape)} and {tuple(b.shape)} instead of {wanted[0]} and {wanted[1]}"
-                raise Refused(f"{folder}: the matrices of {name} are {found}; the adapter belongs to another model")
-            if stored.rank > min(layer.in_features, layer.out_features):
-                raise Refused(f"{folder}: rank {stored.rank} is above the rank of the matrix {name}")
+        for _, layer, a, b in pairs(model, folder, stored, tensors):
             merged = layer.weight.float() + stored.scaling * (b @ a).to(layer.weight.device)
             layer.weight.data.copy_(merged)
+
+
+def pairs(
+    model: Decoder, folder: Path, stored: AdapterConfig, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, nn.Linear, Tensor, Tensor]]:
+    """Yield the name, the layer, A and B in float32 of each adapted matrix of a model. Raises Refused for a misfit."""
+    layers = dict(matrices(model))
+    problems = [one for one in tensors if layer_of(one) not in layers]
+    if problems:
+        raise Refused(f"{folder}: the adapter changes {listed(problems)}, which the model does not have")
+    for name, layer in layers.items():
+        names = [f"{name}.lora_{one}.weight" for one in "AB"]
+        if not any(one in tensors for one in names):
+            continue
+        if lacking := [one for one in names if one not in tensors]:
+            raise Refused(f"{folder}: {lacking[0]} is missing")
+        a, b = (tensors[one].float() for one in names)
+        wanted = ((stored.rank, layer.in_features), (layer.out_features, stored.rank))
+        if (tuple(a.shape), tuple(b.shape)) != wanted:
+            found = f"{tuple(a.shape)} and {tuple(b.shape)} instead of {wanted[0]} and {wanted[1]}"
+            raise Refused(f"{folder}: the matrices of {name} are {found}; the adapter belongs to another model")
+        if stored.rank > min(layer.in_features, layer.out_features):
+            raise Refused(f"{folder}: rank {stored.rank} is above the rank of the matrix {name}")
+        yield name, layer, a, b
+
+
+def write_config(folder: Path, adapter: AdapterConfig, changed: ChangedModel) -> None:
+    """Write adapter_config.json, which names the adapted model."""
+    is_hub = changed.source.startswith("hf://")
+    base = changed.source.removeprefix("hf://") if is_hub else changed.name
+    said = to_peft(adapter, base, changed.revision if is_hub else "")
+    (folder / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
@@ -187,8 +198,3 @@ def part_of(name: str) -> str:
 
 def shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(one.shape) for name, one in tensors.items()}
-
-
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(sorted(names)[:SHOWN])}{more}"
