@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from serve import variants
 from serve.loops import run
 
 FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
@@ -88,6 +89,7 @@ class FakeEngine:
         self.seen = {"requests": 0, "running": 0, "waiting": 0, "finished": 0, "aborted": 0, "tokens": 0, "failed": 0}
         self.last_headers: dict[str, str] = {}
         self.last_body: Any = None
+        self.variants: dict[str, str] = {}  # identity by name
         self._room = asyncio.Condition()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -105,8 +107,14 @@ class FakeEngine:
         if path == "/version":
             return web.json_response({"version": "0.32.0"})
         key = self.script.api_key
-        if path.startswith("/v1/") and key and request.headers.get("Authorization") != f"Bearer {key}":
+        if (
+            path.startswith(("/v1/", variants.ROUTE))
+            and key
+            and request.headers.get("Authorization") != f"Bearer {key}"
+        ):
             return web.json_response({"error": "Unauthorized"}, status=401)
+        if path == variants.ROUTE:
+            return await self._change_variants(request)
         if path == "/v1/models" and request.method == "GET":
             return web.json_response(self._models())
         if path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
@@ -125,7 +133,7 @@ class FakeEngine:
         except (msgspec.DecodeError, AttributeError) as error:
             return _error(400, "Bad Request", f"[{{'type': 'json_invalid', 'msg': {str(error)!r}}}]")
         self.last_headers, self.last_body = {name.lower(): value for name, value in request.headers.items()}, ask
-        if model != script.model:
+        if model != script.model and model not in self.variants:
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
         tokens = 16 if tokens is None else int(tokens)  # 16.0 is 16, as in vLLM
         if tokens > script.max_model_len:
@@ -155,6 +163,8 @@ class FakeEngine:
         if fail == "busy" or inside >= script.max_seqs + script.max_queued:
             what = "The engine is currently busy and cannot accept new requests. Please try again later or on a"
             return _error(503, "Service Unavailable", f"{what} different instance.")
+        if model in self.variants:
+            script = replace(script, model=model, words=(f" {model}",))
         reply = FakeReply(script, is_chat, bool(ask.get("stream")), tokens, ask)
         async with self._room:
             self.seen["waiting"] += 1
@@ -174,6 +184,17 @@ class FakeEngine:
             self.seen["running"] -= 1
             async with self._room:
                 self._room.notify()
+
+    async def _change_variants(self, request: web.BaseRequest) -> web.Response:
+        """Load or unload a variant; a folder without files is refused."""
+        said = msgspec.json.decode(await request.content.read() or b"{}")
+        if request.method == "POST":
+            if not any(Path(said["source"]).glob("*")):
+                return _error(400, "BadRequestError", f"{said['source']} has no files")
+            self.variants[said["name"]] = said["identity"]
+        elif request.method == "DELETE":
+            self.variants.pop(said["name"], None)
+        return web.json_response({"variants": self.variants})
 
     async def _answer(self, request: web.BaseRequest, reply: "FakeReply", fail: str) -> web.StreamResponse:
         if not reply.streams:

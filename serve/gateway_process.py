@@ -136,11 +136,13 @@ class Process:
                     self.gateway.set_tls(self.certificate.context)
                 await self._wait_reachable()
                 self._update_replicas()
+                self.gateway.set_variants(order.model, order.variants)
                 await self._listen(self.gateway, order)
             if order.limits != self.limits:
                 self.limits = order.limits
                 self.gateway.set_limits(order.limits)
             self._update_replicas()
+            self.gateway.set_variants(order.model, order.variants)
             self._renew()
         except (SlipwayError, OSError) as error:
             self.problem = str(error)

@@ -53,12 +53,15 @@ class GatewayMetrics(Collector):
         self._latency: defaultdict[str, Durations] = defaultdict(Durations)  # by route
         self._ttft, self._queue = Durations(), Durations()
         self._failures: Counter[str] = Counter()  # by replica
+        self._variants: Counter[tuple[str, int]] = Counter()  # by variant, status
         self._retries = self._nonsense = self._unwritten = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def count(self, visit: RequestRecord) -> None:
         self._ended[visit.route, visit.status, visit.replica] += 1
+        if visit.variant:
+            self._variants[visit.variant, visit.status] += 1
         if visit.route != "other":
             self._latency[visit.route].add(visit.total_s)
         if visit.queue_s is not None:
@@ -96,6 +99,8 @@ class GatewayMetrics(Collector):
         yield _durations("queue_seconds", "Wait for a replica", (), [((), self._queue)])
         failures = [((replica,), count) for replica, count in self._failures.items()]
         yield _counts("replica_failures", "Requests that a replica failed", ("replica",), failures)
+        rows = [((name, str(status)), count) for (name, status), count in self._variants.items()]
+        yield _counts("variant_requests", "Requests to a variant of the model", ("variant", "code"), rows)
         yield _counts("retries", "Tries after the first", (), [((), self._retries)])
         yield _counts("nonsense", "Bytes that were no HTTP request", (), [((), self._nonsense)])
         yield _counts("access_log_lost", "Lines of the log", (), [((), self._unwritten)])

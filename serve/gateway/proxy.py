@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from serve.gateway import body_intake, local_access, request_body
@@ -33,6 +34,7 @@ from serve.gateway.wait_queue import WaitQueue
 CLIENT_LEFT = 499
 NOTE_S = 0.02  # maximum delay of log and metrics; a killed gateway loses as much
 ASIDE_BYTES = 256 << 10  # longer bodies are parsed in a thread, so no parse blocks the loop for long
+SHOWN = 20  # models named in a refusal
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -53,6 +55,7 @@ class Proxy:
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
         self.own = own  # listen address
+        self.models: Mapping[str, str] = {}  # accepted name of a model -> variant, "" = the whole model; {} = any name
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
         self._charges = Charges()
@@ -133,7 +136,10 @@ class Proxy:
                 visit.bytes_in = len(body)
                 ask = await self._read(request.path, body)
                 visit.streams = ask.streams
-            assignment = self.turns.assign(ask.affinity) or await self.turns.wait(ask.affinity)
+            if self.models:
+                visit.variant = self._variant_of(ask.model)
+            variant = visit.variant
+            assignment = self.turns.assign(ask.affinity, variant) or await self.turns.wait(ask.affinity, variant)
             visit.queue_s = time.monotonic() - visit.began_at
             answer = await self._try_replica(request, ask, assignment, visit, deadline)
             if answer is not None:
@@ -152,6 +158,15 @@ class Proxy:
             charge.release()
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
+
+    def _variant_of(self, model: object) -> str:
+        """Return the variant of a requested model, "" for the whole model. Raises RequestRefused for other names."""
+        found = self.models.get(model) if isinstance(model, str) else "" if model is None else None
+        if found is None:
+            known = ", ".join([*self.models][:SHOWN]) + (", ..." if len(self.models) > SHOWN else "")
+            said = f"the model {str(model)[:80]!r} does not exist; available: {known}"
+            raise RequestRefused(404, "NotFoundError", said)
+        return found
 
     async def _read(self, path: bytes, body: bytes) -> EngineRequest:
         """Return the request in a body, parsed in a thread if large. Raises RequestRefused."""
@@ -216,7 +231,9 @@ class Proxy:
             tried.append(assignment.slot)
             if outcome is FAILED:
                 failing.append(assignment.slot)
-            other = self.turns.assign_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
+            other = (
+                self.turns.assign_other(tried, ask.affinity, visit.variant) if len(tried) < self.limits.tries else None
+            )
             # A retry is free if the request has reached no engine.
             if other is not None and outcome is not LOST and not budget.spend():
                 self._release(other, NEITHER)

@@ -57,6 +57,7 @@ class EngineRequest:
     body: bytes
     streams: bool = False
     affinity: bytes = b""  # equal for prompts with the same beginning
+    model: Any = None  # as requested
 
 
 def route(method: bytes, path: bytes) -> str:
@@ -91,7 +92,7 @@ def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     chars, affinity = limits.affinity_chars, b""
     if chars:
         affinity = _encode((said.get("model"), [_beginning(said.get(name), chars) for name in PROMPTS[path]]))
-    return EngineRequest(path, body, bool(said.get("stream")), affinity)
+    return EngineRequest(path, body, bool(said.get("stream")), affinity, said.get("model"))
 
 
 def refusal_of(path: bytes, status: int, body: bytes) -> RequestRefused | None:

@@ -7,6 +7,7 @@ class RequestRecord:
     key = ""  # name of the key
     route = "other"
     status = 0  # 499: the client left
+    variant = ""  # of the model; "" = the whole model
     replica = ""  # last replica tried
     tries = 0
     streams = False

@@ -9,7 +9,7 @@ started engine and not to an address: an engine on a dead engine's port starts f
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
@@ -121,6 +121,8 @@ class Fleet:
         self.limits = limits
         self.slots: dict[Target, ReplicaSlot] = {}
         self.leaving: dict[Target, ReplicaSlot] = {}
+        self.variants: dict[str, tuple[ReplicaSlot, ...]] = {}  # replicas with each variant of the model
+        self._holders: Mapping[str, Collection[str]] = {}
         self._turn = 0
 
     def replace(self, replicas: Iterable[Target], now: float) -> None:
@@ -135,17 +137,32 @@ class Fleet:
         known = {**self.leaving, **self.slots}
         self.slots = {one: known.pop(one) if one in known else ReplicaSlot(one, now) for one in wanted}
         self.leaving = {one: slot for one, slot in known.items() if slot.in_flight}
+        self.set_variants(self._holders)
+
+    def set_variants(self, holders: Mapping[str, Collection[str]]) -> None:
+        """Set the ids of the replicas with each variant of the model, by name of the variant."""
+        self._holders = holders
+        self.variants = {
+            name: tuple(slot for one, slot in self.slots.items() if one.replica_id in ids)
+            for name, ids in holders.items()
+        }
 
     def in_flight(self, replica: Target) -> int:
         """Return the requests in flight at a replica, even after removal. 0 = the replica may be ended."""
         slot = self.slots.get(replica) or self.leaving.get(replica)
         return slot.in_flight if slot else 0
 
-    def assign(self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"") -> Assignment | None:
-        """Return an assignment to the best replica outside `tried`; None when no replica has room."""
+    def assign(
+        self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"", variant: str = ""
+    ) -> Assignment | None:
+        """Return an assignment to the best replica outside `tried`; None when no replica has room.
+
+        variant: name of the variant that the replica must have; "" = the whole model, which every replica has.
+        """
         limits, least, fit = self.limits, math.inf, list[ReplicaSlot]()
         most = limits.max_in_flight_per_replica
-        for slot in self.slots.values():
+        slots: Collection[ReplicaSlot] = self.variants.get(variant, ()) if variant else self.slots.values()
+        for slot in slots:
             if slot.in_flight < most and slot not in tried:
                 load = slot.load(now, limits)
                 if load < least:
@@ -156,7 +173,7 @@ class Fleet:
             return None
         slot = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the least recently chosen
         if affinity:
-            alike = [one for one in self.slots.values() if one.in_flight < most and one not in tried]
+            alike = [one for one in slots if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
             slot = self._with_affinity(alike, affinity) or slot
         # Do not count retries: the request after a failed request would always try the same replica first.

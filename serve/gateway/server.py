@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import ssl
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ class Gateway:
         self.limits, self.keys, self.access = limits, keys, access
         self.turns = WaitQueue(limits, time.monotonic)
         self.metrics = GatewayMetrics(self.turns)
+        self.models: dict[str, str] = {}
         self._engines: Engines | None = None
         self._proxy: Proxy | None = None
         self._listener: Listener | None = None
@@ -58,6 +59,7 @@ class Gateway:
         self._proxy = Proxy(
             self.limits, self.keys, self.turns, self._engines, self.metrics, self.access, own.lower().encode()
         )
+        self._proxy.models = self.models
         self._listener = Listener(self._handle, _mistaken, self.limits)
         self._listener.tls = self._tls
         self.set_limits(self.limits)
@@ -80,6 +82,16 @@ class Gateway:
         self.metrics.keep_only(one.replica_id for one in known)
         if self._engines is not None:
             self._engines.keep_only({one.url for one in known})
+
+    def set_variants(self, model: str, variants: Mapping[str, Collection[str]]) -> None:
+        """Accept only these names of models from the next request on; {} = the engine checks the name.
+
+        model: name of the whole model; variants: ids of the replicas with each variant, by name.
+        """
+        self.turns.set_variants(variants)
+        self.models = {model: "", **{name: name for name in variants}} if variants else {}
+        if self._proxy is not None:
+            self._proxy.models = self.models
 
     def set_limits(self, limits: GatewayLimits) -> None:
         """Set the limits from the next request on, fitted to the open-file limit; retry budgets stay unchanged."""

@@ -6,7 +6,7 @@ for the client.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import RequestRefused
@@ -19,7 +19,8 @@ class WaitQueue:
     def __init__(self, limits: GatewayLimits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
         self.fleet = Fleet(limits)
-        self._line: dict[asyncio.Future[Assignment], bytes] = {}  # in order of arrival
+        # Affinity and variant in order of arrival.
+        self._line: dict[asyncio.Future[Assignment], tuple[bytes, str]] = {}
 
     @property
     def waiting(self) -> int:
@@ -30,12 +31,19 @@ class WaitQueue:
         self.fleet.replace(replicas, self.clock())
         self._serve_queue()
 
-    def assign(self, affinity: bytes) -> Assignment | None:
-        """Return an assignment, or None if the request must `wait`."""
-        return None if self._line else self.fleet.assign(self.clock(), (), affinity)
+    def set_variants(self, holders: Mapping[str, Collection[str]]) -> None:
+        """Set the ids of the replicas with each variant of the model, by name of the variant."""
+        self.fleet.set_variants(holders)
+        self._serve_queue()
 
-    async def wait(self, affinity: bytes) -> Assignment:
-        """Return an assignment after a wait in the queue, when `take` returned None. Raises RequestRefused."""
+    def assign(self, affinity: bytes, variant: str = "") -> Assignment | None:
+        """Return an assignment, or None if the request must `wait`. variant: "" = the whole model."""
+        return None if self._line else self.fleet.assign(self.clock(), (), affinity, variant)
+
+    async def wait(self, affinity: bytes, variant: str = "") -> Assignment:
+        """Return an assignment after a wait in the queue, when `assign` returned None. Raises RequestRefused."""
+        if variant and self.fleet.slots and not self.fleet.variants.get(variant):
+            raise RequestRefused(503, "Service Unavailable", f"no replica has loaded {variant} yet; try again soon", 5)
         wait_s = self.limits.queue_s if self.fleet.slots else self.limits.hold_s
         if wait_s <= 0:
             raise RequestRefused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
@@ -44,7 +52,9 @@ class WaitQueue:
         turn: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
         late = RequestRefused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5)
         timer = turn.get_loop().call_later(wait_s, _expire, turn, late)
-        self._line[turn] = affinity
+        self._line[turn] = affinity, variant
+        if self.fleet.variants:  # the requests before may wait for replicas of other variants
+            self._serve_queue()
         try:
             return await turn
         except asyncio.CancelledError:
@@ -55,9 +65,9 @@ class WaitQueue:
             timer.cancel()
             self._line.pop(turn, None)
 
-    def assign_other(self, tried: Collection[ReplicaSlot], affinity: bytes) -> Assignment | None:
+    def assign_other(self, tried: Collection[ReplicaSlot], affinity: bytes, variant: str = "") -> Assignment | None:
         """Return an assignment to a replica outside `tried`, for a retry without a second wait; None = no replica."""
-        return self.fleet.assign(self.clock(), tried, affinity)
+        return self.fleet.assign(self.clock(), tried, affinity, variant)
 
     def release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
         self.fleet.release(assignment, outcome, self.clock())
@@ -72,8 +82,11 @@ class WaitQueue:
         for turn in list(self._line):
             if turn.done():
                 continue  # the waiting task is about to remove the turn
-            assignment = self.fleet.assign(self.clock(), (), self._line[turn])
+            affinity, variant = self._line[turn]
+            assignment = self.fleet.assign(self.clock(), (), affinity, variant)
             if assignment is None:
+                if variant:  # replicas without the variant may have room for later requests
+                    continue
                 return
             del self._line[turn]
             turn.set_result(assignment)

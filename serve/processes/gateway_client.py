@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -36,6 +36,7 @@ REPLY_S = 30.0  # timeout of later reports: a gateway silent for longer is stuck
 AGAIN_S = 1.0  # pause before restarting a gateway after an immediate end
 MOST_FAILURES = 3  # consecutive failures of a gateway without any report
 
+NO_VARIANTS: Mapping[str, tuple[str, ...]] = {}
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -77,9 +78,18 @@ class GatewayClient:
         if not gateway_orders.is_free(self.places):
             self._task = asyncio.create_task(self._keep_connected())
 
-    def send_order(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
-        """Send these replicas, limits and certificate to the gateway, in force from the gateway's next report on."""
-        order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
+    def send_order(
+        self,
+        endpoints: Sequence[ReplicaEndpoint],
+        limits: GatewayLimits,
+        tls: Tls | None,
+        model: str = "",
+        variants: Mapping[str, tuple[str, ...]] = NO_VARIANTS,
+    ) -> None:
+        """Send these replicas, limits, certificate and variants to the gateway, in force from its next report on."""
+        order = replace(
+            self.order, endpoints=tuple(endpoints), limits=limits, tls=tls, model=model, variants=dict(variants)
+        )
         if order != self.order:
             self.order = order
             self._changed.set()
@@ -112,6 +122,11 @@ class GatewayClient:
             await asyncio.sleep(CONNECT_S)
 
     # Reports of the gateway.
+
+    @property
+    def is_applied(self) -> bool:
+        """Return whether the gateway works by the last order, or no gateway lives."""
+        return self._task is None or self.trouble is not None or self._applied_order == self.order
 
     def in_flight(self, replica_id: str) -> int:
         """Return the number of requests in flight at a replica.

@@ -58,6 +58,10 @@ class Order:
     tls: Tls | None = None
     """Certificate for TLS; None = plain HTTP, for the life of the process."""
     endpoints: tuple[ReplicaEndpoint, ...] = ()
+    model: str = ""
+    """Name of the model for clients."""
+    variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the replicas with each variant of the model; {} = the engine checks the name of the model."""
     is_last: bool = False
     """True if the gateway must end after draining requests for `drain_s` seconds."""
     drain_s: float = 0.0
