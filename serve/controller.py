@@ -43,7 +43,7 @@ from serve.gateway.http.open_files import raise_limit
 from serve.loops import run, timeout
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
-from serve.policy.service_state import Member, WantedService, parse_desired, parse_observed, write
+from serve.policy.service_state import Member, WantedService, parse_desired, parse_observed, served_name, write
 from serve.processes.endpoint_address import endpoint_of
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order
@@ -356,8 +356,18 @@ class Controller:
     def _update_gateway(self) -> None:
         """Send the ready replicas, limits and certificate to the gateway; no other path sets the gateway's replicas."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
-        ready = [one.endpoint for one in serving if one.endpoint and one.member.state is State.READY]
-        self.gateway.send_order(ready, limits_of(self.service, self._is_own_run), self.service.tls)
+        ready = [one for one in serving if one.endpoint and one.member.state is State.READY]
+        variants = {
+            name: tuple(one.member.run for one in ready if one.member.variants.get(name) == variant.identity)
+            for name, variant in self.wanted.variants.items()
+        }
+        self.gateway.send_order(
+            [one.endpoint for one in ready if one.endpoint],
+            limits_of(self.service, self._is_own_run),
+            self.service.tls,
+            served_name(self.name, self.service),
+            variants,
+        )
 
     def _save(self) -> None:
         """Save the observed state to the journal. Raises Fenced when a newer controller has taken over.

@@ -28,6 +28,7 @@ import msgspec
 
 from infra.errors import SlipwayError, UsageError
 from serve import request_bounds as own
+from serve import variants
 from serve.engine import memory_fit, models
 from serve.engine.models import FAKE, ServedModel
 from serve.engine.options import GIB, PLAIN, Tuning
@@ -108,6 +109,8 @@ def command(
         return EngineCommand(words=words, environ=threads, group=ENVIRONMENTS[engine])
     said = dict(ALWAYS)
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
+    if tuning.variants:
+        said["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if engine == "vllm-cpu":
         said |= {
             "VLLM_CPU_KVCACHE_SPACE": str(tuning.cpu_cache_bytes // GIB),
@@ -141,10 +144,14 @@ def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bo
         options |= {"--tensor-parallel-size": tuning.num_gpus, "--gpu-memory-utilization": tuning.gpu_share}
         if tuning.kv_cache_bytes:
             options["--kv-cache-memory-bytes"] = tuning.kv_cache_bytes
+    if tuning.variants:
+        options |= {"--max-loras": tuning.variants, "--max-lora-rank": variants.vllm_rank(tuning.variant_rank)}
+        options["--middleware"] = variants.route_of("vllm").replace(":", ".")
     words = ["-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` needs a distribution name other than vllm-cpu
     words += [str(word) for pair in options.items() for word in pair]
     is_eager = engine == "vllm-cpu" if tuning.eager is None else tuning.eager
     words += ["--enforce-eager"] if is_eager else []
+    words += ["--enable-lora"] if tuning.variants else []
     words += ["--enable-auto-tool-choice"] if tuning.tool_parser else []
     words += ["--trust-request-chat-template"] if bounds.allow_chat_template else []
     words += ["--allowed-media-domains", *(bounds.media_domains or (NOWHERE,))]

@@ -139,6 +139,8 @@ class Pack:
     """Classes that extend `trainer.model.changes.ModelChange`, by the file that marks a stored change of a model."""
     served_models: Mapping[str, str] = field(default_factory=dict)
     """Records `serve.model_kinds.ModelKind` by a word of config.json: the engines that support a model."""
+    variant_routes: Mapping[str, str] = field(default_factory=dict)
+    """ASGI middlewares that load variants of a model into a running engine, by engine: see `serve.variants`."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Functions `(model folder, new folder, dtype)` by the name in `inv export --bits`."""
 

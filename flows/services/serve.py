@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.models.find_model import gguf_problem, model_folder, shape_of
+from flows.services import variants
 from flows.specs.service import ServeSpec
 from flows.supervisor import supervisor_client
 from infra import job_environment
@@ -32,6 +33,7 @@ from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
+from serve.variants import Variant
 from store.artifacts import model_files
 from store.backends.backend import open_place
 from trainer.config import phases_for
@@ -46,6 +48,7 @@ class Revision:
     version: Version
     row: ServiceRow | None
     old: WantedService | None
+    variants: dict[str, Variant]
 
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
@@ -80,11 +83,12 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     draft = Draft(name=name, service=service, document=document, provider=provider, before=before)
     is_own = own_run.is_wanted(service, spec.engine, spec.model or spec.tag, own_model(service, spec, before))
     version = (version_of_run if is_own else version_of_model)(draft, spec, settings, tell)
+    version, found = variants.with_variants(name, version, variants.named_by(spec.added), old, settings)
     paid = {"spend-limit": spec.spend_limit, "use-spot": spec.use_spot, "max-price": spec.max_price}
     if (only_rented := [one for one in paid if paid[one]]) and not revision.may_rent(version, settings):
         raise UsageError(f"--{only_rented[0]} applies to rented machines; this machine costs nothing")
     version = revision.with_limit(version, settings, tell)
-    return Revision(name, revision.with_memory_need(version, settings, tell), row, old)
+    return Revision(name, revision.with_memory_need(version, settings, tell), row, old, found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +216,8 @@ def desired_state(found: Revision, spec: ServeSpec, journal: Journal, settings: 
     is_kept = controller_process.is_kept(name, journal)
     if found.old and port == 0 and not is_kept:
         port = free_port(())  # The old port may be in use by now.
-    return revision.next_desired_state(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
+    new = revision.next_desired_state(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
+    return dataclasses.replace(new, variants=found.variants)
 
 
 def set_desired_state(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from infra.errors import UsageError
-from infra.flags import copy_flag, flag
+from infra.flags import Typed, copy_flag, flag
 from infra.selection.machine_spec import MachineSpec
 from serve.policy.update import MODES
 from trainer.records.phase_registry import phase_names
@@ -15,7 +15,7 @@ MACHINE_FLAGS = "gpu num_gpus use_spot max_price cpus memory disk_size region in
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSpec:
+class ServeSpec(Typed):
     """The flags of a service request; "" and None keep the current value or the value in the file."""
 
     name: str = flag("", "name of the service; an existing service is updated", word=True, also=("n",))

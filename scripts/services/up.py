@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from flows.services import serve as use_case
+from flows.services import variants
 from flows.specs.service import ServeSpec
 from infra.agent.job import Limits
 from infra.flags import flag
@@ -74,6 +75,8 @@ def up(spec: ServeUpFlags) -> None:
             try:
                 with terminal.show_while(f"{name}: starting the replicas"):
                     readiness.await_ready(name, wanted, settings, journal, old is None, render.tell)
+                    if wanted.variants:
+                        variants.await_loaded(name, settings, journal, render.tell)
             except KeyboardInterrupt:
                 render.say(
                     f"{name} continues without this command; see: inv serve.status {name}; end the "

@@ -140,23 +140,33 @@ def remote_config(uri: str) -> tuple[dict[str, Any], int]:
     return config, sum(one.size for name, one in wanted.items() if name.endswith(WEIGHTS))
 
 
-def _wanted(uri: str, there: Mapping[str, ListedFile]) -> tuple[str, dict[str, ListedFile]]:
+def _wanted(
+    uri: str, there: Mapping[str, ListedFile], check: Callable[[set[str]], str] = problem
+) -> tuple[str, dict[str, ListedFile]]:
     """Return the folder of the model, "" or "hf/", and the files of the model. Raises UsageError."""
     if not there:
         raise UsageError(f"{uri}: not found, or access denied (check HF_TOKEN, or the keys of the bucket)")
     inside = f"{OURS}/" if f"{OURS}/{CONFIG}" in there else ""
     wanted = {name: there[name] for name in sorted(there) if _is_wanted(name, inside)}
-    if trouble := problem({name.removeprefix(inside) for name in wanted}):
+    if trouble := check({name.removeprefix(inside) for name in wanted}):
         raise UsageError(f"{uri} is not a model that an engine can load: {trouble}")
     return inside, wanted
 
 
 def _bring(uri: str, cache: Path, say: Say) -> Path:
     """Return a folder with the current model at `uri`, downloaded if missing. Raises UsageError, StoreError."""
+    return model_folder(bring_files(uri, cache, say, problem))
+
+
+def bring_files(uri: str, cache: Path, say: Say, check: Callable[[set[str]], str]) -> Path:
+    """Return a folder with the current files at `uri`, downloaded if missing. Raises UsageError, StoreError.
+
+    check: returns the reason why files with these names are unusable, "" for usable files.
+    """
     place = open_place(uri)
     at = place.current_revision()
     there = place.listing(at=at)
-    inside, wanted = _wanted(uri, there)
+    inside, wanted = _wanted(uri, there, check)
     sums: dict[str, str] = {}
     if MANIFEST in there:
         try:
@@ -176,7 +186,7 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
                 os.rename(draft, folder)
     except OSError as error:
         raise StoreError(f"bringing {uri} to {folder}: {error}") from error
-    return model_folder(folder)
+    return folder
 
 
 def _is_wanted(name: str, inside: str) -> bool:

@@ -30,14 +30,18 @@ class Tuning:
     """Type of weights and activations: auto (16 bits), bfloat16, float16, float32."""
     tool_parser: str = ""
     """Tool call parser, by vLLM's name, such as hermes for Qwen; "" = no tool calls."""
+    variants: int = 0
+    """Variants of the model (`serve.variants`) computed in one batch; 0 = the engine loads no variants."""
+    variant_rank: int = 32
+    """Largest rank of a variant: the engine reserves the memory."""
     eager: bool | None = None
     """Run without torch.compile: starts sooner, answers more slowly. None = only on a CPU."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_seqs", "kv_cache_bytes"):
+        for name in ("max_model_len", "max_seqs", "kv_cache_bytes", "variants"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it cannot be below 0")
-        for name in ("max_queued", "shutdown_s", "num_gpus", "threads"):
+        for name in ("max_queued", "shutdown_s", "num_gpus", "threads", "variant_rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.dtype not in DTYPES:

@@ -17,6 +17,7 @@ from serve import service
 from serve.policy.autoscaler import AutoscalerMemory
 from serve.policy.replica_states import Facts, State, state_of
 from serve.service import Service
+from serve.variants import Variant
 
 NOT_THEIRS = ("HOST", "PORT", "MODEL", "SERVED_NAME", "VLLM_API_KEY")
 
@@ -59,6 +60,8 @@ class WantedService:
     port: int = 0
     """0 = any free port; later controllers keep the first controller's choice."""
     is_ending: bool = False
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """Variants of the model by name for clients; a change restarts no replica."""
     since: float = 0.0
     """Start of the service in UTC epoch seconds; earlier costs belong to a previous service with this name."""
 
@@ -88,6 +91,10 @@ class Member:
     """Port of the engine on the replica's machine."""
     cap_micro_usd: int | None = None
     """Spend limit of a rented replica."""
+    variants: dict[str, str] = field(default_factory=dict)
+    """Identity of each loaded variant (`Variant.identity`), by name."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Error of each variant that the engine did not load, by identity."""
     why: str = ""
     """Reason for the end."""
     phases: tuple[tuple[str, float], ...] = ()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import LOST, READY, Op
 from infra.runs.keepers.recovery import REPLICA, RecoveryAction, decide
 from infra.runs.observation import AskedParties, Observation, ObservationKind
+from serve import variants
 from serve.engines import OWN_RUN
 from serve.gateway.routing import Target
 from serve.policy import replica_states
@@ -31,6 +32,7 @@ from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import ReplicaEndpoint
 from serve.replicas.prober import Prober
 from serve.replicas.replica_pod import ReplicaLauncher, Stage
+from serve.replicas.variant_loader import VariantLoader
 from serve.service import Service
 from store.backoff import Backoff
 
@@ -216,7 +218,7 @@ class Replicas:
 
     async def _supervise(self, one: KeptReplica) -> None:
         """Probe and watch a replica until an end is requested."""
-        cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
+        cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch, self._load_variants)]
         told = asyncio.create_task(one.end_requested.wait())
         try:
             done, _ = await asyncio.wait([told, *cares], return_when=asyncio.FIRST_COMPLETED)
@@ -280,6 +282,29 @@ class Replicas:
                 with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes detect readiness
                     self._record_stage(one, await self._in_thread(self.launcher.stage, op, seen.progress, one.stage))
             await asyncio.sleep(FATE_S if op and self.launcher.vendor(op.vendor).is_here else FATE_THERE_S)
+
+    async def _load_variants(self, one: KeptReplica) -> None:
+        """Load and unload variants of the model until the engine has the wanted variants, and again after changes."""
+        assert one.replica is not None
+
+        def record(loaded: Mapping[str, str], refused: Mapping[str, str]) -> None:
+            one.member = replace(one.member, variants=dict(loaded), refused=dict(refused))
+            self.changed.set()
+
+        loader = VariantLoader(self.session, one.replica, record, lambda said: self.say(f"{one.member.run}: {said}"))
+        version = self.wanted.version(one.member.version)
+        can_load = variants.can_load(version.engine, version.service.slipway.engine.variants)
+        while True:
+            wanted = self.wanted.variants if can_load else {}
+            if one.member.facts.is_ready and loader.is_due(wanted):
+                await loader.reconcile(wanted, self._gateway_has_order)
+            await asyncio.sleep(FATE_S)
+
+    async def _gateway_has_order(self) -> None:
+        """Wait until the gateway works by the newest list of replicas and variants."""
+        self.take_off()
+        while not self.gateway.is_applied:
+            await asyncio.sleep(0.05)
 
     def _is_lost(self, one: KeptReplica, op: Op | None, seen: Observation) -> bool:
         """Request the end of a replica whose pod will never serve again, and return True. Silence proves no loss."""

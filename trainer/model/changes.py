@@ -7,7 +7,6 @@ A pack declares a `ModelChange` under `model_changes`, by the name of the marker
 shape and the tokenizer, and `CHANGED` names the changed model with a digest of the weights.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,9 +15,8 @@ from typing import Any
 
 from data.config import Input
 from store import packs, untrusted_input
-from store.artifacts import model_files, vocabulary
+from store.artifacts import model_files, vocabulary, weight_digests
 from store.artifacts.model_files import CHANGED
-from store.manifest import MANIFEST, Manifest
 from store.untrusted_input import UnusableDocument
 from trainer import tensor_file
 from trainer.errors import Refused
@@ -62,6 +60,10 @@ class ModelChange:
 
     def apply(self, model: Any, folder: Path) -> None:
         """Add the change in `folder` to the weights of a whole model. Raises Refused for an unusable change."""
+        raise NotImplementedError
+
+    def variant_of(self, model: Any, folder: Path) -> Any:
+        """Return a model with the change in `folder` that shares all other weights with `model`. Raises Refused."""
         raise NotImplementedError
 
     def publish_imported(self, raw: Mapping[str, Any], making: Any) -> dict[str, Any]:
@@ -141,25 +143,8 @@ def write_changed(folder: Path, about: ChangedModel) -> None:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return the sha256 over names and digests of the weight files in a model folder. Raises Refused.
-
-    The digests come from the manifest of the artifact, which the store has verified; else the files are read.
-    """
+    """Return the sha256 over names and digests of the weight files in a model folder. Raises Refused."""
     try:
-        files = model_files.weight_files(folder)
+        return weight_digests.digest(folder, tensor_file.sha256)
     except UnusableDocument as error:
         raise Refused(str(error)) from None
-    known = _digests_in_manifest(folder)
-    digests = {one.name: known.get(one.name) or tensor_file.sha256(one) for one in files}
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-
-
-def _digests_in_manifest(folder: Path) -> Mapping[str, str]:
-    """Return the sha256 by file name of a model folder, from the manifest of the artifact; {} without a manifest."""
-    is_inner = folder.name == vocabulary.HF
-    above, prefix = (folder.parent, f"{vocabulary.HF}/") if is_inner else (folder, "")
-    try:
-        files = Manifest.from_json(untrusted_input.content(above / MANIFEST)).files
-    except (OSError, ValueError):
-        return {}
-    return {one.path.removeprefix(prefix): one.sha256 for one in files if one.path.startswith(prefix)}

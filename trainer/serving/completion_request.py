@@ -6,7 +6,7 @@ reason.
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,8 @@ class CompletionRequest:
     tells_usage: bool
     echo: str = ""
     """Text of the prompt, sent at the start of the answer."""
+    variant: str = ""
+    """Variant of the model that answers; "" = the whole model."""
     head: dict[str, Any] = field(default_factory=dict)
     """Fields at the start of every part of the reply."""
 
@@ -71,16 +73,26 @@ class CompletionRequest:
 
 
 def parse(
-    said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int
+    said: Any,
+    is_chat: bool,
+    name: str,
+    tokenizer: Tokenizer,
+    room: int,
+    most: int,
+    align: int,
+    variants: Collection[str] = (),
 ) -> CompletionRequest:
     """Return the parsed request. Raises BadRequest.
+
+    name: of the whole model; variants: names of the variants of the model.
 
     room: positions of the model, for prompt and answer; most: maximum tokens of any answer, 0 = as many as fit; align:
     see `conversations.prompt`.
     """
     if not isinstance(said, Mapping):
         raise BadRequest("the body is not a JSON object")
-    if said.get("model", name) != name:
+    model = said.get("model", name)
+    if model != name and not (isinstance(model, str) and model in variants):
         raise BadRequest(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
     none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", *(("echo",) if is_chat else ()))
     unknown = [one for one in none if said.get(one)]
@@ -110,9 +122,10 @@ def parse(
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(8).hex()}",
         "object": kind,
         "created": int(time.time()),
-        "model": name,
+        "model": model,
     }
     return CompletionRequest(
+        variant="" if model == name else model,
         ids=ids,
         is_chat=is_chat,
         max_tokens=min(tokens, most or tokens, room - len(ids)),

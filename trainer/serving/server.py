@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
@@ -27,11 +28,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from trainer.errors import TrainerError
 from trainer.serving import completion_request
 from trainer.serving.completion_request import BadRequest, CompletionRequest
 from trainer.serving.text_engine import TextEngine, TextPiece
 
 KEY = "VLLM_API_KEY"  # environment variable with the API key, set by serve.engines for every engine
+VARIANTS = "/slipway/variants"  # route of the controller of a service, as serve.variants.ROUTE
 T = TypeVar("T")
 MOST_BODY = 64 << 20  # bytes
 KEEP_ALIVE_S = 86_400  # the gateway keeps connections open
@@ -112,6 +115,8 @@ class EngineServer:
 
     def __init__(self, model: TextEngine, name: str, limits: EngineLimits, key: str) -> None:
         self.model, self.name, self.limits, self.key = model, name, limits, key
+        self.variants: dict[str, str] = {}
+        """Identity of each loaded variant by name, as the service calls the content."""
         self.work = AnswerThread(limits)
         self.is_draining = False
 
@@ -133,11 +138,18 @@ class EngineServer:
             return Response()
         if path == "/metrics":
             return Response(self._metrics(), media_type="text/plain; version=0.0.4")
-        if path.startswith("/v1/") and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+        if (
+            path.startswith(("/v1/", VARIANTS))
+            and self.key
+            and request.headers.get("authorization") != f"Bearer {self.key}"
+        ):
             return as_json({"error": "Unauthorized"}, 401)
+        if path == VARIANTS:
+            return await self._change_variants(request)
         if path == "/v1/models" and not is_asked:
-            one = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "slipway"}
-            return as_json({"object": "list", "data": [{**one, "max_model_len": self.model.room}]})
+            one = {"object": "model", "created": int(time.time()), "owned_by": "slipway"}
+            more = {**one, "max_model_len": self.model.room}
+            return as_json({"object": "list", "data": [{"id": name, **more} for name in (self.name, *self.variants)]})
         if path in ("/v1/chat/completions", "/v1/completions") and is_asked:
             return await self._generate(request, leaving, path == "/v1/chat/completions")
         return as_json({"detail": "Not Found"}, 404)
@@ -148,7 +160,8 @@ class EngineServer:
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
-        ask = completion_request.parse(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
+        how = (self.name, model.tokenizer, model.room, most, model.align, self.variants)
+        ask = completion_request.parse(said, is_chat, *how)
         job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
@@ -163,6 +176,24 @@ class EngineServer:
             return StreamingResponse(self._events(ask, job, piece), media_type="text/event-stream")
         assert piece.finish is not None
         return as_json(ask.completion(text, piece.finish, piece.tokens))
+
+    async def _change_variants(self, request: Request) -> Response:
+        """Load or unload a variant of the model, and return all variants. Raises BadRequest."""
+        try:
+            said = json.loads(await _body(request) or b"{}")
+            if request.method == "POST":
+                name, folder, identity = (str(said[one]) for one in ("name", "source", "identity"))
+                if "://" in folder:
+                    raise BadRequest(f"{folder}: this engine loads variants from folders of its machine only")
+                await asyncio.to_thread(self.model.load_variant, name, Path(folder))
+                self.variants[name] = identity
+            elif request.method == "DELETE" and self.variants.pop(str(said["name"]), ""):
+                self.model.unload_variant(str(said["name"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadRequest(f"the body is malformed: {error}") from None
+        except TrainerError as error:
+            raise BadRequest(str(error)) from None
+        return as_json({"variants": self.variants})
 
     async def _events(self, ask: CompletionRequest, job: QueuedAnswer, piece: TextPiece) -> AsyncIterator[bytes]:
         if ask.is_chat:

@@ -7,8 +7,10 @@ answer. No torch here.
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
+from pathlib import Path
 
 from data.tokens.tokenizer import Tokenizer
+from trainer.errors import Refused
 from trainer.serving.completion_request import CompletionRequest
 
 
@@ -32,6 +34,14 @@ class TextEngine(ABC):
     """Maximum tokens of a prompt and the answer together."""
     align: int = 1
     """An answer begins at a multiple of this number of tokens."""
+
+    def load_variant(self, name: str, folder: Path) -> None:
+        """Load the stored change in a folder as a variant of the model. Raises Refused."""
+        raise Refused("this engine loads no variants of a model")
+
+    def unload_variant(self, name: str) -> None:
+        """Forget a variant; running answers continue."""
+        raise Refused("this engine loads no variants of a model")
 
     @abstractmethod
     def generate_ids(self, ask: CompletionRequest, stop: Collection[int]) -> Generator[list[int], None, None]:

@@ -3,6 +3,7 @@
 from serve.model_kinds import ModelKind
 
 ADAPTED = ModelKind(
-    about="is an adapter; --engine torch supports adapters. For other engines write a whole model: inv export --merge",
+    about="is an adapter; --engine torch merges the adapter. For other engines, serve the model of the training with "
+    "--adapter NAME=ARTIFACT, or write a whole model: inv export --merge",
     engines=("torch",),
 )

@@ -5,6 +5,7 @@
 Source: LoraConfig and the LoRA layers of peft 0.21.
 """
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -117,6 +118,18 @@ class Lora(ModelChange):
         for _, layer, a, b in pairs(model, folder, stored, tensors):
             merged = layer.weight.float() + stored.scaling * (b @ a).to(layer.weight.device)
             layer.weight.data.copy_(merged)
+
+    def variant_of(self, model: Decoder, folder: Path) -> Decoder:
+        stored, tensors = read(folder)
+        shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        found = copy.deepcopy(model, shared)
+        for name, layer, a, b in [*pairs(found, folder, stored, tensors)]:
+            adapted_layer = AdaptedLinear(layer, stored)
+            adapted_layer.lora_A.weight.data.copy_(a)
+            adapted_layer.lora_B.weight.data.copy_(b)
+            parent, _, last = name.rpartition(".")
+            setattr(found.get_submodule(parent), last, adapted_layer)
+        return found.eval().requires_grad_(False)
 
 
 def pairs(

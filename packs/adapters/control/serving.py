@@ -1,0 +1,141 @@
+"""Adapters of a service: the flag of `serve.up`, and the check of an adapter before an engine loads it."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from data.errors import ConfigError
+from flows.services import variants
+from infra.errors import UsageError
+from infra.flags import flag
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.runs.timing import Say
+from infra.settings import Settings
+from packs.adapters.control.imported_adapter import HUB, STORE, files_of, read
+from packs.adapters.records.lora_config import ImportedAdapter
+from serve.policy import service_state
+from serve.policy.service_state import ServiceRecord, WantedService
+from serve.processes import controller_client
+from serve.variants import Variant, VariantFlags, vllm_rank
+from store import untrusted_input
+from store.artifacts import model_files, weight_digests
+from store.artifacts.artifacts import Store
+from store.artifacts.model_files import CHANGED
+from store.manifest import StoreError
+from store.untrusted_input import UnusableDocument
+from trainer.model.huggingface import model_config
+
+
+def read_named(words: Sequence[str]) -> Mapping[str, str]:
+    """Return the adapter by name in NAME=ADAPTER words. Raises UsageError."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, source = word.partition("=")
+        if not equals or not name or not source:
+            raise UsageError(f"{word}: expected NAME=ADAPTER, such as legal=chatsft_checkpoints/legal")
+        if name in found:
+            raise UsageError(f"{word}: the name {name} stands for {found[name]} already")
+        found[name] = source
+    return MappingProxyType(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedAdapterFlags(VariantFlags):
+    """The flag of `serve.up`."""
+
+    adapter: Mapping[str, str] = flag(
+        {},
+        "adapter with a name for clients, who choose by `model`: an artifact, a folder or hf://user/repo; repeatable",
+        unit="NAME=ADAPTER",
+        read=read_named,
+    )
+
+    def named(self) -> Mapping[str, str]:
+        return self.adapter
+
+    def resolve(self, source: str, model: str, settings: Settings) -> Variant:
+        return resolve(source, model, settings)
+
+
+def resolve(typed: str, model: str, settings: Settings) -> Variant:
+    """Return the variant for an adapter of the model in a folder or at an address. Raises UsageError.
+
+    The shape and the weights are compared for a model in a folder; the engine compares the others.
+    """
+    try:
+        found, _ = read(typed, settings.store)
+        if found.source.startswith(HUB):
+            place = f"{found.source}@{found.revision}"
+        elif found.source.startswith(STORE):
+            name = found.source.removeprefix(STORE)
+            place = str(files_of(Store(settings.store).path(name, found.revision)).absolute())
+        else:
+            place = str(files_of(Path(found.source)))
+        if "://" not in model:
+            check_model(found, place, Path(model))
+    except (ConfigError, UnusableDocument, StoreError) as error:
+        raise UsageError(f"the adapter {typed}: {error}") from None
+    return Variant(source=place, identity=f"{place} {found.content or found.revision}", rank=found.adapter.rank)
+
+
+def check_model(found: ImportedAdapter, place: str, model: Path) -> None:
+    """Raise ConfigError for an adapter of another model than the model in a folder; UnusableDocument."""
+    try:
+        shape = model_config(model_files.load(model))
+    except (ConfigError, OSError):
+        return  # a model that only the engine supports, or a scripted model
+    found.check(found.adapter, shape)
+    if "://" in place or not (Path(place) / CHANGED).is_file():
+        return
+    about = model_files.load(Path(place), CHANGED)
+    wanted = untrusted_input.typed(about, "weights_sha256", str, "")
+    if wanted and (own := weight_digests.digest(model, _sha256)) != wanted:
+        raise ConfigError(
+            f"the adapter changes {about.get('name')} with weights {wanted[:12]}, and the weights of {model} are "
+            f"{own[:12]}; serve the model of the training"
+        )
+
+
+def change(
+    name: str, named: variants.Named, gone: Iterable[str], settings: Settings, journal: Journal, tell: Say
+) -> tuple[WantedService, ServiceRecord]:
+    """Load and unload adapters of a running service without a restart; return both states. Raises UsageError.
+
+    A rank above the reserved rank needs new engines.
+    """
+    row = service_rows.find(journal, name)
+    if row is None:
+        raise UsageError(f"no service is called {name}; see: inv serve.status")
+    wanted = service_state.parse_desired(row.wanted)
+    if missing := [one for one in gone if one not in wanted.variants]:
+        known = ", ".join(wanted.variants) or "none"
+        raise UsageError(f"{name} has no adapter {missing[0]}; loaded: {known}")
+    version = wanted.newest
+    found = variants.resolve(name, version, named, settings) if named else {}
+    tuning = version.service.slipway.engine
+    if found and version.engine.startswith("vllm"):
+        highest = max(one.rank for one in found.values())
+        if not tuning.variants or highest > vllm_rank(tuning.variant_rank):
+            room = f"adapters up to rank {tuning.variant_rank}" if tuning.variants else "no adapters"
+            again = " ".join(f"--adapter {one}={source}" for one, (_, source) in named.items())
+            raise UsageError(
+                f"the engines of {name} have room for {room}, and rank {highest} is needed. To replace the engines one "
+                f"by one: inv serve.up --name {name} {again}"
+            )
+    kept = {one: variant for one, variant in wanted.variants.items() if one not in {*gone}}
+    new = dataclasses.replace(wanted, variants={**kept, **found})
+    if new != wanted:
+        service_rows.write_desired_state(journal, name, service_state.write(new), row)
+    return new, controller_client.ensure(name, settings, journal, tell)
+
+
+def _sha256(file: Path) -> str:
+    found = hashlib.sha256()
+    with untrusted_input.opened(file) as opened:
+        while block := opened.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()

@@ -1,0 +1,112 @@
+"""Loading of variants of a model into the running engine of a replica, over the engine's route `serve.variants.ROUTE`.
+
+    wanted variants -> difference to the variants of the engine -> DELETE, POST -> record of loaded and refused variants
+
+The gateway stops sending requests to a variant before the engine unloads the variant.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+
+import aiohttp
+
+from serve.gateway.routing import Target
+from serve.variants import ROUTE, LoadRequest, Variant
+
+LOAD_S = 900.0  # timeout of a load: the engine may download the variant
+ASK_S = 15.0
+RETRY_S = 5.0
+GRACE_S = 0.5  # time for requests on the way from the gateway to the engine
+
+
+class VariantLoader:
+    """Variants of one engine. `record` receives loaded and refused variants after each change."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        replica: Target,
+        record: Callable[[Mapping[str, str], Mapping[str, str]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.session, self.replica, self.record, self.say = session, replica, record, say
+        self.loaded: dict[str, str] | None = None
+        """Identity of each loaded variant by name; None = unknown."""
+        self.refused: dict[str, str] = {}
+        """Error of each refused variant by identity."""
+        self.not_before = 0.0
+        self.told = ""
+
+    def is_due(self, wanted: Mapping[str, Variant]) -> bool:
+        """Return whether the engine may lack a wanted variant, or may have other variants."""
+        if time.monotonic() < self.not_before or (not wanted and self.loaded is None):
+            return False
+        due = {name: one.identity for name, one in wanted.items() if one.identity not in self.refused}
+        return self.loaded != due
+
+    async def reconcile(self, wanted: Mapping[str, Variant], leave: Callable[[], Awaitable[None]]) -> None:
+        """Unload and load variants until the engine has the wanted variants; on an error, wait before the next try.
+
+        leave: waits until the gateway sends no request to unloaded variants of the record.
+        """
+        try:
+            if self.loaded is None:
+                self.loaded = await self._ask("GET", {}, ASK_S)
+            gone = [name for name, one in self.loaded.items() if name not in wanted or wanted[name].identity != one]
+            self.refused = {
+                one: why for one, why in self.refused.items() if one in {v.identity for v in wanted.values()}
+            }
+            if gone:
+                kept = {name: one for name, one in self.loaded.items() if name not in gone}
+                self.record(kept, self.refused)
+                await leave()
+                await asyncio.sleep(GRACE_S)
+            for name in gone:
+                await self._ask("DELETE", {"name": name}, ASK_S)
+                del self.loaded[name]
+                self.say(f"unloaded {name}")
+            for name, one in wanted.items():
+                if name not in self.loaded and one.identity not in self.refused:
+                    await self._load(name, one)
+            self.record(self.loaded, self.refused)
+            self.told = ""
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, VariantRefused) as error:
+            self.not_before, self.loaded = time.monotonic() + RETRY_S, None
+            if (said := f"the variants cannot be changed now: {error or type(error).__name__}") != self.told:
+                self.told = said
+                self.say(said)
+
+    async def _load(self, name: str, variant: Variant) -> None:
+        assert self.loaded is not None
+        began = time.monotonic()
+        ask = LoadRequest(name=name, source=variant.source, identity=variant.identity)
+        try:
+            await self._ask("POST", asdict(ask), LOAD_S)
+        except VariantRefused as refused:
+            self.refused[variant.identity] = str(refused)
+            self.say(f"{name} is not loaded: {refused}")
+        else:
+            self.loaded[name] = variant.identity
+            self.say(f"loaded {name} in {time.monotonic() - began:.1f} s")
+        self.record(self.loaded, self.refused)
+
+    async def _ask(self, method: str, body: Mapping[str, str], timeout_s: float) -> dict[str, str]:
+        """Return the variants of the engine after a request. Raises VariantRefused, ClientError, TimeoutError."""
+        headers = {"Authorization": f"Bearer {self.replica.key}"} if self.replica.key else {}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        url = f"{self.replica.url}{ROUTE}"
+        async with self.session.request(method, url, json=dict(body), headers=headers, timeout=timeout) as reply:
+            said = await reply.json(content_type=None)
+            if reply.status >= 500 or not isinstance(said, dict):
+                raise ValueError(f"status {reply.status}: {str(said)[:300]}")
+            if reply.status >= 400:
+                error = said.get("error")
+                raise VariantRefused(str(error.get("message") if isinstance(error, dict) else said)[:500])
+            found = said.get("variants")
+            return {str(one): str(identity) for one, identity in found.items()} if isinstance(found, dict) else {}
+
+
+class VariantRefused(Exception):
+    """The engine refuses a variant; the message gives the reason."""

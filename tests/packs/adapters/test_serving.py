@@ -1,0 +1,227 @@
+"""Adapters of a service: flags, refusals, the torch engine, and a running service whose adapters change."""
+
+import dataclasses
+import json
+import struct
+import urllib.error
+from pathlib import Path
+
+import pytest
+import torch
+
+from flows.services import serve, variants
+from flows.specs.service import ServeSpec
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from packs.adapters.control.serving import ServedAdapterFlags, read_named
+from packs.adapters.records.lora_config import MATRICES
+from packs.adapters.trainer.imported_adapter import StoredLora
+from serve.engine.models import ServedModel
+from serve.engines import command
+from serve.load import LoadTest
+from serve.policy.replica_states import Facts, ProcessStatus
+from serve.policy.service_state import Member, ServiceRecord, WantedService
+from serve.variants import Variant, can_load, vllm_rank
+from tests.end_to_end.conftest import installation as installation
+from tests.end_to_end.services import Installation, Traffic, say
+from tests.packs.adapters.test_lora import stored as stored
+from tests.trainer.conftest import TINY
+from tests.trainer.model.test_model import IDS, random_model
+from tests.world import ROOT
+from trainer.errors import Refused
+from trainer.model import export
+from trainer.serving import completion_request, server
+
+
+def written_adapter(folder: Path, rank: int = 2, layers: int = 2, width: int = 4) -> Path:
+    """Write an adapter of zeros without torch."""
+    folder.mkdir(parents=True)
+    header, offset = {}, 0
+    for layer in range(layers):
+        for name in MATRICES:
+            part = "self_attn" if name[0] in "qkvo" else "mlp"
+            for side, shape in (("A", [rank, width]), ("B", [width, rank])):
+                size = 4 * rank * width
+                key = f"base_model.model.model.layers.{layer}.{part}.{name}.lora_{side}.weight"
+                header[key] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
+                offset += size
+    words = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(words)) + words + bytes(offset))
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": [*MATRICES]}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def planned(tmp_path: Path, engine: str = "fake", model: str = "", **adapters: str) -> serve.Revision:
+    (tmp_path / "model").mkdir(exist_ok=True)
+    (tmp_path / "model" / "fake.json").write_text("{}")
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)}
+    environ["SLIPWAY_STORE"] = str(tmp_path / "store")
+    settings = Settings.load(ROOT, {"provider": "local"}, environ=environ)
+    flags = ServedAdapterFlags(adapter=adapters)
+    spec = ServeSpec(
+        name="demo", model=model or str(tmp_path / "model"), engine=engine, provider="local", added=(flags,)
+    )
+    with Journal.open(settings.state_file, environ) as journal:
+        return serve.plan(spec, journal, settings, print)
+
+
+def test_adapters_reserve_room_in_vllm_and_start_with_its_options(tmp_path):
+    one, two = written_adapter(tmp_path / "a", 2, width=64), written_adapter(tmp_path / "b", 48, width=64)
+    found = planned(tmp_path, "vllm-cpu", "hf://user/repo", legal=str(one), code=str(two))
+    tuning = found.version.service.slipway.engine
+    assert (tuning.variants, tuning.variant_rank) == (8, 48)
+    assert {name: (each.source, each.rank) for name, each in found.variants.items()} == {
+        "legal": (str(one), 2),
+        "code": (str(two), 48),
+    }
+    model = ServedModel(folder=tmp_path, name="demo")
+    built = command(model, "vllm-cpu", port=1, tuning=tuning)
+    words = " ".join(built.words)
+    assert "--enable-lora" in words and "--max-loras 8 --max-lora-rank 64" in words
+    assert "--middleware packs.adapters.serve.vllm_route.VariantRoute" in words
+    assert built.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    plain = command(model, "vllm-cpu", port=1)
+    assert "lora" not in " ".join(plain.words) and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in plain.environ
+    assert [vllm_rank(one) for one in (1, 8, 9, 512)] == [8, 8, 16, 512]
+
+
+@pytest.mark.parametrize(
+    ("engine", "adapters", "said"),
+    [
+        ("llama.cpp", {"a": "a"}, "the engine llama.cpp loads no variants"),
+        ("fake", {"demo": "a"}, "'demo' cannot be the name of a variant"),
+        ("fake", {"a b": "a"}, "'a b' cannot be the name of a variant"),
+        ("fake", {"a": "nowhere"}, "neither a folder nor an artifact"),
+        ("fake", {"a": "torn"}, "the adapter .*torn: .* is not a whole adapter"),
+        ("vllm-cpu", {"a": "high"}, "vLLM serves ranks of at most 512"),
+    ],
+)
+def test_impossible_adapter_of_a_service_is_refused(tmp_path, engine, adapters, said):
+    written_adapter(tmp_path / "a")
+    (written_adapter(tmp_path / "torn") / "adapter_model.safetensors").unlink()
+    written_adapter(tmp_path / "high", rank=600, layers=1, width=600)
+    model = "" if engine == "fake" else "hf://user/repo"
+    with pytest.raises(UsageError, match=said):
+        planned(tmp_path, engine, model, **{name: str(tmp_path / one) for name, one in adapters.items()})
+
+
+def test_named_adapters_are_read_and_wrong_words_are_refused():
+    assert read_named(["a=x", "b=hf://u/r"]) == {"a": "x", "b": "hf://u/r"}
+    for words, said in ((["a"], "expected NAME=ADAPTER"), (["=x"], "expected NAME"), (["a=x", "a=y"], "stands for x")):
+        with pytest.raises(UsageError, match=said):
+            read_named(words)
+
+
+def test_new_model_under_the_adapters_of_another_model_is_refused(tmp_path):
+    version = planned(tmp_path).version
+    old = WantedService(versions=(version,), variants={"a": Variant(source="x", identity="1", rank=2)})
+    variants.check_model("demo", version, old)
+    with pytest.raises(UsageError, match="demo has variants of the model .*: a. Remove the variants first"):
+        variants.check_model("demo", dataclasses.replace(version, weights="other"), old)
+
+
+def test_adapters_are_settled_when_each_ready_replica_has_loaded_or_refused_them(tmp_path):
+    version = planned(tmp_path).version
+    wanted = WantedService(versions=(version,), variants={"a": Variant(source="x", identity="1", rank=2)})
+    ready = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
+
+    def settled(**more) -> bool:
+        return variants.is_settled(
+            wanted, ServiceRecord(members=(Member(number=0, version=1, run="demo-0", facts=ready, **more),))
+        )
+
+    assert not settled() and not settled(variants={"a": "0"})
+    assert settled(variants={"a": "1"}) and settled(refused={"1": "NaN"})
+    assert not settled(variants={"a": "1", "b": "1"})
+    assert not variants.is_settled(wanted, ServiceRecord())
+
+
+def test_variants_of_a_service_keep_their_room_in_a_new_version(tmp_path):
+    adapter = written_adapter(tmp_path / "a", 48, width=64)
+    found = planned(tmp_path, "vllm-cpu", "hf://user/repo", legal=str(adapter))
+    old = WantedService(versions=(found.version,), variants=found.variants)
+    plain = dataclasses.replace(found.version, document={"name": "demo", "service": {"replicas": 1}})
+    version, kept = variants.with_variants("demo", plain, {}, old, Settings.load(ROOT))
+    tuning = version.service.slipway.engine
+    assert (tuning.variants, tuning.variant_rank, kept) == (8, 48, found.variants)
+    assert can_load(version.engine, tuning.variants) and not can_load(plain.engine, 0)
+    with pytest.raises(UsageError, match="the engine llama.cpp loads no variants"):
+        variants.with_variants("demo", dataclasses.replace(plain, engine="llama.cpp"), {}, old, Settings.load(ROOT))
+
+
+def test_model_with_an_adapter_shares_the_weights_and_equals_the_merged_model(stored):
+    plain, merged = random_model(TINY), random_model(TINY)
+    StoredLora().apply(merged, stored)
+    found = StoredLora().variant_of(plain, stored)
+    ids = IDS % TINY.vocab_size
+    with torch.no_grad():
+        torch.testing.assert_close(found(ids), merged(ids), rtol=1e-5, atol=1e-5)
+        assert (found(ids) - plain(ids)).abs().max() > 1e-3
+    assert found.head.data_ptr() == plain.head.data_ptr()
+    own = sum(one.numel() for name, one in found.named_parameters() if ".lora_" in name)
+    assert sum(one.numel() for one in found.parameters()) == sum(one.numel() for one in plain.parameters()) + own
+    other = random_model(dataclasses.replace(TINY, hidden_size=64))
+    with pytest.raises(Refused, match="the adapter belongs to another model"):
+        StoredLora().variant_of(other, stored)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_torch_engine_answers_with_each_adapter(stored, world, tmp_path):
+    from trainer.serving.torch_engine import TorchEngine
+
+    words = world.store / "tokenizer"
+    plain, merged = random_model(TINY), random_model(TINY)
+    StoredLora().apply(merged, stored)
+    for name, one in (("plain", plain), ("merged", merged)):
+        export.write(tmp_path / name, TINY, one.state_dict(), words)
+    engine, judge = (TorchEngine(tmp_path / one, "float32", 0) for one in ("plain", "merged"))
+    front = server.EngineServer(engine, "demo", server.EngineLimits(), "")
+    engine.load_variant("legal", stored)
+    with pytest.raises(Refused, match="holds no change of a model"):
+        engine.load_variant("other", tmp_path / "plain")
+    front.variants["legal"] = "1"
+    how = (engine.tokenizer, engine.room, 0, engine.align)
+
+    def text(one: TorchEngine, model: str, names: dict[str, str]) -> str:
+        ask = completion_request.parse(
+            {"model": model, "prompt": [1, 2, 3], "max_tokens": 12, "temperature": 0}, False, "demo", *how, names
+        )
+        assert ask.head["model"] == model
+        return "".join(piece.text for piece in one.answer(ask))
+
+    assert text(engine, "legal", front.variants) == text(judge, "demo", {})
+    assert text(engine, "demo", front.variants) != text(engine, "legal", front.variants)
+    with pytest.raises(completion_request.BadRequest, match="`nobody` does not exist"):
+        text(engine, "nobody", front.variants)
+
+
+@pytest.mark.nightly
+@pytest.mark.process
+def test_adapters_of_a_running_service_change_without_a_dropped_request(installation: Installation):
+    first, second = (written_adapter(installation.folder / name) for name in ("first", "second"))
+    model = installation.model("Bosun", token_s=0.005)
+    up = installation.up("demo", model, "--config", installation.config(), "--adapter", f"legal={first}")
+    url = up["endpoint"]
+    assert say(url, model="legal")[0] == " legal legal legal"
+    listed = installation.world.json("serve.adapters", "demo")
+    assert listed["ready_replicas"] == 2 and [one["name"] for one in listed["adapters"]] == ["legal"]
+    installation.world.json("serve.adapters", "demo", "--add", f"code={second}")
+    assert {say(url, model=name)[0] for name in ("legal", "code")} == {" legal legal legal", " code code code"}
+    engines = installation.engines("demo")
+    with Traffic(LoadTest(url=url, model="legal", rate=1, duration_s=1, max_tokens=8)) as traffic:
+        for _ in range(3):
+            found = installation.world.json("serve.adapters", "demo", "--add", f"more={first}")
+            assert all(len(one["replicas"]) == 2 for one in found["adapters"]) and len(found["adapters"]) == 3
+            traffic.await_more(8)
+            found = installation.world.json("serve.adapters", "demo", "--remove", "more")
+            assert [one["name"] for one in found["adapters"]] == ["legal", "code"]
+        traffic.await_more(max(0, 500 - len(traffic.heard)))
+    assert not traffic.failures() and len(traffic.heard) >= 500
+    assert installation.engines("demo") == engines  # no engine was replaced
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        say(url, model="more")
+    said = installation.world.json("serve.adapters", "demo", "--remove", "nobody", code=2)
+    assert "demo has no adapter nobody; loaded: legal, code" in said["error"]
