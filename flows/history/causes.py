@@ -167,6 +167,8 @@ def _limit(one: RunEvidence) -> Cause | None:
     then = f"continue with the same limit again: inv resume {one.run}"  # the clock of an own machine starts anew
     if any(op.rate for op in one.rows):
         then = f"continue with a higher limit: inv resume {one.run} --spend-limit USD, or --ttl TIME"
+        if not one.armed:  # Only a launch has the code.
+            then = "repeat the launch with a higher limit: --spend-limit USD, or --ttl TIME"
     return Cause(
         "limit", f"the run reached the limit: {said or 'no record names the limit'}{spent}; {_saved(one)}", then
     )
@@ -248,8 +250,9 @@ def _stopped(one: RunEvidence) -> Cause | None:
     said = one.reason or (one.rows[-1].reason if one.rows else "")
     if said.startswith(CUT_OFF):
         return Cause("cut off", f"{said} before the work began; its pods were ended", "launch again")
+    again = f"inv resume {one.run}" if one.armed else "repeat the launch, because no machine has the code"
     how = "a user ended the run" if is_asked else "the run was stopped"
-    return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"to continue: inv resume {one.run}")
+    return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"to continue: {again}")
 
 
 def _lost(one: RunEvidence) -> Cause | None:

@@ -94,8 +94,8 @@ def check_used(op: Op, given: Limits, journal: Journal, settings: Settings) -> N
         flags.append(f"--ttl {-(-round(op.ttl_s or 0) // 60)}m")
     if flags:
         raise LimitHit(
-            f"{op.run} has ended at the limit, with {in_usd(spent)} spent; nothing was rented. To continue with a "
-            f"higher limit: inv resume {op.run} {' '.join(flags)}"
+            f"{op.run} has ended at the limit, with {in_usd(spent)} spent; nothing was rented. To continue, repeat "
+            f"the command with a higher limit: {' '.join(flags)}"
         )
 
 

@@ -106,6 +106,16 @@ def test_the_advice_repeats_no_command_that_must_fail_again(then, evidence):
     assert cause_of(RunEvidence(run="calm-1", armed=armed, **evidence)).then == then
 
 
+@pytest.mark.parametrize(("then", "evidence"), [
+    ("repeat the launch with a higher limit: --spend-limit USD, or --ttl TIME", dict(
+        state="limit", rows=[replace(ENDED, rate=2_000_000)])),
+    ("to continue: repeat the launch, because no machine has the code", dict(
+        state="stopped", rows=[pod("t1", "asked for", "asked")])),
+])  # fmt: skip
+def test_a_run_whose_code_reached_no_pod_is_launched_again(then, evidence):
+    assert cause_of(RunEvidence(run="calm-1", **evidence)).then == then
+
+
 HOUR, SAVED = {"state": "limit", "reason": "1 h is over"}, {"in_store": {"sft-1/step-40": 60.0, "sft-1/step-20": 30.0}}
 DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit code 1"}
 

@@ -353,7 +353,7 @@ class RunKeeper(Keeper):
         """
         code = self.home.snapshot.code
         if not code.is_dir():
-            raise GivenUp(f"{op.run}: the pod is gone, and no snapshot of the code was kept; run: inv launch")
+            raise GivenUp(f"{op.run}: no pod and no copy of the code is left; repeat the launch with the same flags")
         request = op.read_request()
         # The other nodes cannot continue without node 0; all nodes restart together.
         for other in run_rows.nodes_of(op, self.journal)[1:]:
