@@ -109,8 +109,13 @@ def in_usd(micro: int) -> str:
 
 
 def per_hour(micro: int) -> str:
-    """Return an exact price per hour for display, with at least two decimals: `2.39 USD/h`."""
-    return f"{dollars(micro)} USD/h"
+    """Return a price per hour for display: `2.39 USD/h`, `0.173 USD/h`."""
+    return f"{rate(micro)} USD/h"
+
+
+def rate(micro: int) -> str:
+    """Return a price per hour in dollars, rounded up to a tenth of a cent."""
+    return dollars(-(-micro // 1000) * 1000)
 
 
 def whole_usd(amount: int) -> str:

@@ -19,7 +19,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.timings import Timings
 from infra.providers import list_pods
 from infra.settings import VENDORS, Settings, unlikely
-from infra.units import count, dollars, in_usd
+from infra.units import count, in_usd, per_hour
 from store import credentials, extensions, packs
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
@@ -339,7 +339,7 @@ def account(name: str, settings: Settings) -> list[DoctorLine]:
         rate = sum(pod.micro_usd_per_hour for pod in pods)
         there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])
         more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
-        said = f"{len(pods)} at {dollars(rate)} USD/h: {there}{more}" if pods else "none"
+        said = f"{len(pods)} at {per_hour(rate)}: {there}{more}" if pods else "none"
         found.append(DoctorLine("machines", "ok", said))
     except SlipwayError as error:
         found.append(DoctorLine("account", "bad", " ".join(str(error).split())))

@@ -16,7 +16,7 @@ from infra.providers import Provider, by_name, market, offers
 from infra.runs import pods
 from infra.selection import registry
 from infra.settings import VENDORS, Settings, inventory, is_rented
-from infra.units import count, dollars
+from infra.units import count, per_hour
 from store import packs
 
 ASK_S = 120.0
@@ -79,7 +79,7 @@ def _tell(found: Sequence[Finding], settings: Settings) -> None:
     for one in found:
         if one.wastes_money:
             name = one.run or one.name or one.pod_id or one.token
-            note = f"{one.provider} {one.pod_id or one.token} ({one.kind}) at {dollars(one.micro_usd_per_hour)} USD/h; "
+            note = f"{one.provider} {one.pod_id or one.token} ({one.kind}) at {per_hour(one.micro_usd_per_hour)}; "
             notice = Notice(
                 subject=name,
                 event="audit",
@@ -202,17 +202,17 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
     for name, key in VENDORS.items():
         live = [op for op in journal.ops(live=True) if op.vendor == name]
         if live and name not in asked and only in ("", name):
-            cost = dollars(sum(op.rate for op in live))
+            cost = per_hour(sum(op.rate for op in live))
             problems.append(
-                f"{name}: no key is set, but {count(len(live), 'pod')} of this installation may bill {cost} USD/h; "
+                f"{name}: no key is set, but {count(len(live), 'pod')} of this installation may bill {cost}; "
                 f"set {key.upper()}"
             )
     rows = [op for op in journal.ops(live=True) if is_rented(op.vendor) and op.vendor not in (*VENDORS, *asked)]
     for name in sorted({op.vendor for op in rows if only in ("", op.vendor)}):
         live = [op for op in rows if op.vendor == name]
-        cost = dollars(sum(op.rate for op in live))
+        cost = per_hour(sum(op.rate for op in live))
         problems.append(
-            f"{name}: {count(len(live), 'pod')} of this installation may bill {cost} USD/h, and the provider cannot "
+            f"{name}: {count(len(live), 'pod')} of this installation may bill {cost}, and the provider cannot "
             f"be asked; name the provider's file in {by_name.EXTENSIONS}"
         )
     return markets, problems

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from infra.errors import UsageError
 from infra.market import gpus
 from infra.records import Offer, Request
-from infra.units import dollars
+from infra.units import dollars, per_hour
 from store.extensions import ExtensionError, used
 from store.extensions.run import call_with_timeout, error_with_line, function
 
@@ -143,7 +143,7 @@ def format_offer(offer: Offer) -> str:
     what = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
     names = [offer.provider, offer.cloud, offer.region, offer.instance_type]
     where = " ".join(dict.fromkeys(name for name in names if name))
-    return f"{where}, {what}, {dollars(offer.micro_usd_per_hour)} USD/h{' spot' if offer.spot else ''}"
+    return f"{where}, {what}, {per_hour(offer.micro_usd_per_hour)}{' spot' if offer.spot else ''}"
 
 
 def _kind(text: str, kinds: Sequence[str]) -> Filter:

@@ -17,6 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import LOST, READY, Op
 from infra.runs import run_rows
 from infra.settings import Settings, is_rented
+from infra.units import per_hour
 from scripts.cli import context, render
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def cost_of(op: Op, scale: float) -> str:
         return "the pod costs nothing"
     left_s = spend.left_s(op, read_clocks(), scale)
     until = "" if left_s is None else f" until the limit, in {render.duration(left_s)}"
-    return f"the pod bills {render.usd(op.rate)} USD/h{until}"
+    return f"the pod bills {per_hour(op.rate)}{until}"
 
 
 def print_unsupervised_pods() -> None:
@@ -139,10 +140,7 @@ def raise_if_overdue() -> None:
 
                     late = overdue(journal, settings)
     if late:
-        asked = [
-            f"{op.run} ({op.vendor}, {render.usd(op.rate)} USD/h, since {render.iso(op.del_requested_at)})"
-            for op in late
-        ]
+        asked = [f"{op.run} ({op.vendor}, {per_hour(op.rate)}, since {render.iso(op.del_requested_at)})" for op in late]
         raise LimitHit(
             "ALARM: the deletion of these pods was requested more than 15 minutes ago and is not proven; "
             f"they may still bill: {', '.join(asked)}. Run: inv down {late[0].run}. If the command does "

@@ -8,6 +8,7 @@ from invoke import Exit
 from flows.pods.accounts import MachineAction
 from flows.supervisor.over_limit import OverLimit
 from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
+from infra.units import per_hour
 from scripts.cli import render
 from scripts.cli.session import past_limit_words
 
@@ -49,8 +50,8 @@ def exit_for_findings(
 
 def in_words(found: Sequence[Finding]) -> str:
     names = ", ".join(f"{one.provider} {one.pod_id or one.token} ({one.kind})" for one in found)
-    cost = render.usd(sum(one.micro_usd_per_hour for one in found))
-    return f"{render.count(len(found), 'machine')} of ours at {cost} USD/h ({names})"
+    cost = per_hour(sum(one.micro_usd_per_hour for one in found))
+    return f"{render.count(len(found), 'machine')} of ours at {cost} ({names})"
 
 
 def machine_json(one: Finding) -> dict[str, Any]:

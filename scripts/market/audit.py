@@ -8,6 +8,7 @@ from flows.pods import accounts as use_case
 from flows.supervisor.over_limit import OverLimit
 from infra.flags import flag
 from infra.ledger.audit import Finding
+from infra.units import rate
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
@@ -68,7 +69,7 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
         rows = [("provider", "machine", "whose", "run or name", "state", "USD/h", "age", "")]
         for one in found:
             age = "?" if one.age_s is None else render.duration(one.age_s)
-            price = render.usd(one.micro_usd_per_hour) if one.micro_usd_per_hour else "?"
+            price = rate(one.micro_usd_per_hour) if one.micro_usd_per_hour else "?"
             rows.append(
                 (one.provider, one.pod_id or "?", one.kind, one.run or one.name, one.state, price, age, one.note)
             )

@@ -16,7 +16,7 @@ from infra.market.step_times import SETUP_S, evidence
 from infra.records import Offer
 from infra.runs.lookup import find_run
 from infra.selection.machine_spec import MachineSpec
-from infra.units import MOST_S, BadAmount, cents, duration, in_usd, micro_usd
+from infra.units import MOST_S, BadAmount, cents, duration, estimated, in_usd, micro_usd, rate
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output
@@ -116,7 +116,7 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
                 one.pod_id or "?",
                 time.strftime("%Y-%m-%d %H:%M", time.gmtime(one.began_at)),
                 render.duration(one.elapsed_s),
-                render.usd(one.micro_usd_per_hour),
+                rate(one.micro_usd_per_hour),
                 cents(one.quoted_micro_usd),
                 "?" if one.billed_micro_usd is None else cents(one.billed_micro_usd),
                 "" if one.ended_at else "still billing",
@@ -193,7 +193,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         print(estimate_table(found, bool(price), seen.dated))
         if wanted.hours is None:
             render.say(
-                "Hours cover the named work only, without earlier phases. Dollars include boot and "
+                "Times cover the named work only, without earlier phases. Dollars include boot and "
                 f"set-up, {duration(SETUP_S[1])} expected"
             )
         for one in seen.silent:
@@ -250,9 +250,9 @@ def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> s
 
     dated: date of catalogue prices; "" for current offers.
     """
-    rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high", "hours are")]
+    rows: list[tuple[str, ...]] = [("GPUs", "time", "USD per GPU-hour", "low", "expected", "high", "time is")]
     for one in found:
-        low, expected, high = map(hours, one.seconds)
+        low, expected, high = map(estimated, one.seconds)
         time = expected if low == high else f"{expected} ({low} to {high})"
         name = f"{one.num_gpus}x {one.offer.gpu if one.offer else one.gpu}"
         known = evidence(one.estimate) if one.estimate else "as given"
@@ -265,13 +265,6 @@ def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> s
         price = f"{least} to {most} ({source})" if least != most else f"{least} ({source})"
         rows.append((name, time, price, *map(cents, one.micro_usd), known))
     return columns(rows, least=(6, 2))
-
-
-def hours(seconds: float) -> str:
-    """Format estimated hours; above ten years, return no number."""
-    if seconds > MOST_S:
-        return "more than 10 years"
-    return f"{seconds / 3600:,.0f}" if seconds >= 3.6e6 else f"{seconds / 3600:.3g}"
 
 
 def estimate_json(one: Quote, is_given: bool) -> dict[str, Any]:

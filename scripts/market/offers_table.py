@@ -14,7 +14,7 @@ from infra.providers.shutdown_paths import caveats_of, ends_of, unattended_ends
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight, registry
 from infra.settings import Settings
-from infra.units import dollars, estimated
+from infra.units import estimated, rate
 from scripts.cli import prompts, render
 from scripts.cli.render import columns
 from store import packs
@@ -33,7 +33,7 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     found = plan.displayed_estimate
     if found is None or not found.steps:
         render.say(
-            f"first offer: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD per hour; the "
+            f"first offer: {rate(first.micro_usd_per_hour * plan.request.nodes)} USD per hour; the "
             "duration of the work is unknown until the first run has ended"
         )
     else:
@@ -64,8 +64,8 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
         render.say(f"and {render.count(len(offers) - prompts.SHOWN, 'more offer')} (inv offers)")
     first = offers[0]
     if first.disk_micro_usd_per_hour:
-        disk = f"{rounded_up(first.disk_micro_usd_per_hour)} for {first.disk_bytes // GB} GB of disk"
-        render.say(f"the first offer costs {rounded_up(first.micro_usd_per_hour)} USD/h, including {disk}")
+        disk = f"{rate(first.disk_micro_usd_per_hour)} for {first.disk_bytes // GB} GB of disk"
+        render.say(f"the first offer costs {rate(first.micro_usd_per_hour)} USD/h, including {disk}")
 
 
 def show_table(offers: Sequence[Offer]) -> None:
@@ -153,7 +153,7 @@ def table(found: Sequence[Offer], now: float, out: TextIO) -> str:
                 one.region or one.country or "any",
                 f"{one.num_gpus}x{kind}" if one.num_gpus else "none",
                 f"{one.gpu_memory_bytes // GB}GB" if one.gpu_memory_bytes else "?",
-                f"${rounded_up(one.micro_usd_per_hour)}",
+                f"${rate(one.micro_usd_per_hour)}",
                 f"${per_gpu(one)}" if one.num_gpus else "",
                 "Yes" if one.spot else "No",
                 {True: "Yes", False: "No", None: "?"}[one.nvlink],
@@ -175,7 +175,7 @@ def catalogue_table(found: Sequence[PricedOffer]) -> str:
             (
                 one.label,
                 f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
-                dollars(offer.micro_usd_per_hour),
+                rate(offer.micro_usd_per_hour),
                 per_gpu(offer) if offer.num_gpus else "",
                 whose,
             )
@@ -185,12 +185,7 @@ def catalogue_table(found: Sequence[PricedOffer]) -> str:
 
 def per_gpu(offer: Offer) -> str:
     """Return the price per GPU-hour in US dollars, rounded up to a tenth of a cent."""
-    return rounded_up(offer.micro_usd_per_hour, offer.num_gpus)
-
-
-def rounded_up(amount: int, parts: int = 1) -> str:
-    """Return an amount, or an equal part of the amount, in dollars, rounded up to a tenth of a cent."""
-    return dollars(-(-amount // (1000 * parts)) * 1000)
+    return rate(-(-offer.micro_usd_per_hour // offer.num_gpus))
 
 
 def speeds(offer: Offer) -> str:

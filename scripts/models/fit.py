@@ -123,7 +123,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote
         one, quote = found[kind.name], said.get(kind.name)
         size, times = (f"{one.config.micro_rows}", f"{one.accumulation}") if one.fits else ("does not fit", "")
         again = "yes" if one.config.recompute else "no"
-        price = dollars(quote.offer.micro_usd_per_hour) if quote and quote.offer else "?"
+        price = units.rate(quote.offer.micro_usd_per_hour) if quote and quote.offer else "?"
         spread = one.parallel if one.gpus > 1 else ""
         time = units.estimated(quote.seconds[1]) if quote else "?" if one.fits else ""
         usd = cents(quote.micro_usd[1]) if quote and quote.micro_usd else "?" if one.fits else ""

@@ -18,7 +18,7 @@ from infra.runs.journal_upkeep import settle
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.settings import Settings
-from infra.units import in_usd
+from infra.units import in_usd, per_hour, rate
 from scripts.cli import context, prompts, render, session
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
@@ -143,12 +143,10 @@ def show(set_name: str, lines: Sequence[PodChange]) -> None:
         rows = [("", "pod", "provider", "USD/h", "")]
         for line in lines:
             why = f"{line.about}; {line.step.why}" if line.step.why else line.about
-            rows.append(
-                (MARKS[line.step.action], line.step.name, line.provider, render.usd(line.micro_usd_per_hour), why)
-            )
+            rows.append((MARKS[line.step.action], line.step.name, line.provider, rate(line.micro_usd_per_hour), why))
         print(render.clean(columns(rows)))
     now = sum(line.micro_usd_per_hour for line in lines if line.step.action != "create")
-    print(f"set {set_name}: {render.usd(now)} USD/h now, {render.usd(use_case.rate_then(lines))} USD/h afterwards")
+    print(f"set {set_name}: {per_hour(now)} now, {per_hour(use_case.rate_then(lines))} afterwards")
 
 
 def line_json(line: PodChange) -> dict[str, Any]:

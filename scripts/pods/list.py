@@ -1,6 +1,7 @@
 """The command `pod.list`: every pod."""
 
 from infra.runs.journal_upkeep import settle
+from infra.units import per_hour, rate
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
@@ -21,11 +22,11 @@ def list_(spec: Output) -> None:
         print_json(rows)
     elif rows:
         table = [("pod", "provider", "id", "state", "USD/h", "age", "what for")]
-        for row in rows:
-            about_it = (row["state"], row["usd_per_hour"], render.duration(row["age_s"]), row["for"])
+        for row, op in zip(rows, ops, strict=True):
+            about_it = (row["state"], rate(op.rate), render.duration(row["age_s"]), row["for"])
             table.append((row["run"], row["provider"], row["id"] or "?", *about_it))
         print(render.clean(columns(table)))
-        total = render.usd(sum(op.rate for op in ops))
-        render.say(f"{render.count(len(ops), 'pod')}, {total} USD/h together")
+        total = per_hour(sum(op.rate for op in ops))
+        render.say(f"{render.count(len(ops), 'pod')}, {total} together")
     else:
         render.say("no pod exists. Create a pod: inv pod.create")

@@ -25,7 +25,7 @@ from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.rehearsal.pods import find_sshd
 from infra.settings import MARKET, VENDORS
-from infra.units import in_usd, micro_usd
+from infra.units import in_usd, micro_usd, per_hour
 from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.command import APART, command
 from scripts.cli.render import print_json
@@ -268,8 +268,8 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         print("no machine was requested")
     print(f"the market billed {in_usd(billed)}; the journal, which counts more time, shows {in_usd(ours)}")
     for pod in running:
-        rate = render.usd(pod["micro_usd_per_hour"])
-        render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; end the machine: inv down --rehearse")
+        rate = per_hour(pod["micro_usd_per_hour"])
+        render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate}; end the machine: inv down --rehearse")
     if truth["preemptions_left"]:
         left, one = render.count(truth["preemptions_left"], "preemption"), truth["preemptions_left"] == 1
         later = (

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from infra.units import micro_usd, rate
 from scripts.cli import render
 from scripts.cli.render import columns
 
@@ -43,7 +44,7 @@ def table(replicas: Sequence[dict[str, Any]]) -> str:
                 one["state"],
                 one["where"] or "-",
                 one["kind"],
-                one["usd_per_hour"],
+                rate(micro_usd(one["usd_per_hour"])),
                 render.duration(one["age_s"]),
                 one["why"] or one["at"] or "",
             )

@@ -9,7 +9,7 @@ from flows.specs.service import ServeSpec
 from infra.agent.job import Limits
 from infra.flags import flag
 from infra.settings import Settings, is_rented
-from infra.units import count, dollars, in_usd
+from infra.units import count, dollars, in_usd, rate
 from scripts.cli import context, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import TALK, Output, Questions
@@ -129,21 +129,21 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
                 one.provider,
                 one.place or one.instance_type or one.offer_id,
                 what,
-                dollars(one.micro_usd_per_hour),
+                rate(one.micro_usd_per_hour),
             )
         )
     many = count(most, "replica") if least == most else f"{least} to {most} replicas"
     render.say(f"{name}: {_engine_of(version)}, {many}; machines in order of preference:")
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
-    rate, left = 0, least
+    hourly, left = 0, least
     for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind
         taken = min(left, 1 if one.place else left)
-        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
+        hourly, left = hourly + taken * one.micro_usd_per_hour, left - taken
     missing = f" (machines are available for {least - left} replicas only)" if left else ""
     limit = service.slipway.spend_limit
     cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
     until = f"{cost}; nothing was started" if is_asked else cost
-    render.say(f"{count(least, 'replica')}{missing}: about {render.cents(rate)} USD/h; {until}")
+    render.say(f"{count(least, 'replica')}{missing}: about {render.cents(hourly)} USD/h; {until}")
     if limit:
         each = Limits(spend_micro_usd=limit_of(limit) // most)
         rented = [(one, each) for one in offers if is_rented(one.provider)]

@@ -199,7 +199,7 @@ def test_sweep_with_a_key_shows_its_cost_and_asks_before_renting(renter):
     )
     for more, machine in (
         ((), "open.a and 1 other run: machine: 1 x RTX4090 at 0.28 USD/h"),
-        (("--pack", "2"), "each run: machine: 1 x RTX4090 at 0.34137 USD/h"),
+        (("--pack", "2"), "each run: machine: 1 x RTX4090 at 0.342 USD/h"),
     ):
         planning = user.run("sweep", str(user.folder / "open.yaml"), "--rehearse", "--dry-run", *more)
         err = planning.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.units import duration
+from infra.units import duration, per_hour
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,11 @@ from infra.units import duration
 )  # fmt: skip
 def test_a_duration_has_at_most_two_units(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("micro", "text"),
+    [(2_390_000, "2.39 USD/h"), (172_740, "0.173 USD/h"), (1_992_740, "1.993 USD/h"), (1, "0.001 USD/h")],
+)
+def test_a_price_per_hour_is_rounded_up_to_a_tenth_of_a_cent(micro, text):
+    assert per_hour(micro) == text

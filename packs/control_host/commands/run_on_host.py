@@ -16,6 +16,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
 from infra.transport.protocol import ConnectionLost, Unreachable
+from infra.units import per_hour
 from packs.control_host.control.settings import HERE, ControlHostSettings
 from scripts.cli import context, render
 from scripts.cli.line_runner import CommandLine
@@ -125,7 +126,7 @@ def print_copy_state(host: Any) -> None:
     if not copy.digest:
         return
     for one in archive.live_rows(copy.path.read_text()):
-        cost = f", {render.usd(one.rate)} USD/h" if one.rate else ""
+        cost = f", {per_hour(one.rate)}" if one.rate else ""
         render.tell(f"  {one.run}: {one.state} on {one.vendor}{cost} then")
 
 

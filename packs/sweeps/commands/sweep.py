@@ -25,6 +25,7 @@ from infra.runs.lookup import scale_of
 from infra.selection import registry
 from infra.selection.machine_spec import LIMITS, MACHINE
 from infra.settings import HELD, Settings
+from infra.units import per_hour
 from packs.sweeps.commands import sweep_text
 from packs.sweeps.control import configurations, pods, prices, rehearsed, shared_machine
 from packs.sweeps.control import evaluation as answers
@@ -404,7 +405,7 @@ def list_configs(settings: Settings, as_json: bool) -> None:
 
 def usd_per_hour(micro_usd: int | None) -> str:
     """Format a price for a table; "" for an unknown price."""
-    return "" if micro_usd is None else f"{render.usd(micro_usd)} USD/h"
+    return "" if micro_usd is None else per_hour(micro_usd)
 
 
 def report(result: SweepResult, idle: int, as_json: bool, settings: Settings) -> None:

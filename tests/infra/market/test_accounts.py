@@ -147,7 +147,7 @@ def test_a_machine_that_does_not_end_is_named_with_its_price(rehearsal):
 
         left = reap.reap(market, journal, clock=lambda: later(now[0]), sleep=sleep)
         assert [(one.pod_id, one.kind, one.wastes_money) for one in left.findings] == [(pod_id, "ending", True)]
-        assert any("the machine may still cost 0.79274 USD/h" in problem for problem in left.problems)
+        assert any("the machine may still cost 0.793 USD/h" in problem for problem in left.problems)
     code, err = rehearsal.fails("audit")
     assert code == 5 and f"runpod {pod_id} (ending)" in err and "at 0.79 USD/h" in err
     with rehearsal.journal() as journal:
@@ -158,7 +158,7 @@ def test_a_machine_that_does_not_end_is_named_with_its_price(rehearsal):
         assert (
             code == 5
             and "ALARM: the deletion of these pods was requested more than 15 minutes ago" in err
-            and "0.79274 USD/h" in err
+            and "0.793 USD/h" in err
         ), words
         assert f"inv down --rehearse {row.run}" in err
     rehearsal.world.send_command("/faults", {})

@@ -83,7 +83,7 @@ def test_the_rate_of_a_pod_includes_the_disk_for_every_vendor(tmp_path, trait):
         job = Job(run="", token="", steps=(), limits=Limits(time_s=86400.0))
         op = pods.rent(vendor, request, offer, job, journal)
         if trait == "dear":
-            with pytest.raises(boot.BootFailed, match="the pod costs 0.68 USD/h; the agreed price was 0.476987 USD/h"):
+            with pytest.raises(boot.BootFailed, match="the pod costs 0.68 USD/h; the agreed price was 0.477 USD/h"):
                 boot.boot(op, vendor, journal, BOOT_S)
             assert journal.op(op.token).rate == 680_000 + 136_987  # the vendor reports the price without the disk
         else:

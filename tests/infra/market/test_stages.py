@@ -49,7 +49,7 @@ def test_a_rented_pod_gets_work_and_a_failed_connection_names_the_billing_pod(re
     assert process.returncode == 2 and "no such file" in err, err
     assert "box succeeded" in err
     assert "5.00 USD are spent" in err and "nothing: the pod stays for more work" in err
-    left = r"box still exists: the pod bills 0\.79274 USD/h until the limit, in \d h .*"
+    left = r"box still exists: the pod bills 0\.793 USD/h until the limit, in \d h .*"
     left += r"end the pod: inv pod\.down --rehearse box"
     assert re.search(left, err), err
     (row,) = rehearsal.json("pod.list")
