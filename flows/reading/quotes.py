@@ -185,7 +185,7 @@ def offers_of(
     except MissingKey as error:
         listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
         fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
-        dates = " or ".join(sorted({one.label for one in fitting}))
+        dates = "; ".join(sorted({one.label for one in fitting}))
         return CurrentOffers(
             offers=tuple(one.offer for one in listed), dated=dates, silent=(f"prices without a current offer: {error}",)
         )

@@ -23,11 +23,13 @@ from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns, print_json
 from store import terminal
 from trainer.config import PhaseConfig, Profile
+from trainer.memory import USABLE
 from trainer.parallel import fitting
 from trainer.parallel.fitting import Fit
 from trainer.plan import profile_named
 
 GB = 10**9
+MOST_NAMED = 6  # kinds of GPU in a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,8 @@ def fit(spec: FitFlags) -> None:
     print(terminal.wrap_text(f"{title} (estimates; {machines})", sys.stdout))
     if spec.gpu and len(kinds) == 1:
         print(parts(kinds[0], found[kinds[0].name]))
-    else:
-        print(table(kinds, found, said))
+    elif fitting_kinds := [kind for kind in kinds if found[kind.name].fits]:
+        print(table(fitting_kinds, found, said))
     for line in advice(recipe, config, kinds, found, said):
         render.say(line)
     if seen.dated:
@@ -117,23 +119,22 @@ def parts(kind: gpus.Gpu, found: Fit) -> str:
 
 
 def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote]) -> str:
-    """Return a row per GPU kind: memory, and the phase's duration and cost on the cheapest machine."""
+    """Return a row per GPU kind that fits: memory, and the phase's duration and cost on the cheapest machine."""
     rows = [("GPU", "memory", "takes", "micro-batch", "steps of it", "recompute", "spread", "USD/h", "about", "USD")]
     for kind in kinds:
         one, quote = found[kind.name], said.get(kind.name)
-        size, times = (f"{one.config.micro_rows}", f"{one.accumulation}") if one.fits else ("does not fit", "")
         again = "yes" if one.config.recompute else "no"
         price = units.rate(quote.offer.micro_usd_per_hour) if quote and quote.offer else "?"
         spread = one.parallel if one.gpus > 1 else ""
-        time = units.estimated(quote.seconds[1]) if quote else "?" if one.fits else ""
-        usd = cents(quote.micro_usd[1]) if quote and quote.micro_usd else "?" if one.fits else ""
+        time = units.estimated(quote.seconds[1]) if quote else "?"
+        usd = cents(quote.micro_usd[1]) if quote and quote.micro_usd else "?"
         rows.append(
             (
                 kind.name,
                 f"{kind.memory_gb} GB",
                 render.size(one.memory.total),
-                size,
-                times,
+                f"{one.config.micro_rows}",
+                f"{one.accumulation}",
                 again,
                 spread,
                 price,
@@ -141,7 +142,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote
                 usd,
             )
         )
-    return columns(rows, least=(6, 5, 4, 3))
+    return columns(rows, least=(6, 5, 4, 1, 2))
 
 
 def advice(
@@ -150,6 +151,16 @@ def advice(
     """Return the conclusions as text: the largest micro-batch, and the cheapest GPU with enough memory."""
     lines = []
     fitting = [kind for kind in kinds if found[kind.name].fits]
+    small = [kind for kind in kinds if not found[kind.name].fits]
+    if small and len(kinds) > 1:
+        needed = render.size(min(found[kind.name].memory.total for kind in small))
+        names = ", ".join(f"{kind.name} ({kind.memory_gb} GB)" for kind in small)
+        if len(small) > MOST_NAMED:
+            names = f"{len(small)} kinds with {small[0].memory_gb} to {small[-1].memory_gb} GB"
+        lines.append(
+            f"too small: {names}; a row with recomputation needs {needed}, and a training can use {USABLE:.0%} of the "
+            "memory of a GPU"
+        )
     if not fitting:
         lines.append(
             f"{recipe.name} fits on none of these GPUs, not even with a single row per micro-batch and recomputation"
@@ -169,7 +180,7 @@ def advice(
         low, middle, high = best.seconds
         lines.append(
             f"cheapest GPU with enough memory: {name} at {best.offer.provider}, "
-            f"{dollars(best.offer.micro_usd_per_hour)} USD/h; the phase takes {units.about(middle)} "
+            f"{units.per_hour(best.offer.micro_usd_per_hour)}; the phase takes {units.about(middle)} "
             f"({units.between(low, high)}; {evidence(best.estimate)}), {cents(best.micro_usd[1])} USD "
             "with boot and set-up"
         )

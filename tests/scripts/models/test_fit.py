@@ -74,3 +74,14 @@ def test_fit_shows_the_distribution_of_a_model_over_several_gpus(capsys):
     fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=True, num_gpus=8))
     (one,) = json.loads(capsys.readouterr().out)["gpus"]
     assert (one["parallel"], one["fits"]) == ("fsdp", True)
+
+
+def test_gpus_that_are_too_small_are_a_sentence_below_the_table(capsys):
+    fit.fit.work(FitFlags(profile="qwen3_4b", phase="sft", json=False))
+    shown = capsys.readouterr()
+    assert "B200" in shown.out and "RTX4090" not in shown.out
+    assert "too small: 38 kinds with 6 to 80 GB" in shown.err and "a row with recomputation needs 73.7 GB" in shown.err
+    fit.fit.work(FitFlags(profile="qwen3_4b", phase="base", gpu="A100", json=False))
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 and "A100-80GB-SXM (80 GB)" in shown.err
+    assert "fits on none of these GPUs" in shown.err
