@@ -25,7 +25,7 @@ def list_(spec: CkptListFlags) -> None:
         print_json([about(one) for one in found])
     elif found:
         rows = [("checkpoint", "kind", "phase", "step", "size", "saved (UTC)", "loss")]
-        print(render.clean(columns([*rows, *(row(one) for one in found)])))
+        print(render.clean(columns([*rows, *(row(one) for one in found)], least=(1, 5, 4))))
     else:
         render.say(f"No checkpoints found in {store_title(spec.from_)}. Create a checkpoint: inv train --phase base")
 

@@ -70,10 +70,12 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     from rich.text import Text
 
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
-    table = new_table("artifact", "state", "step", "about", "why")
+    has_reasons = any(one.reason for one in plan.artifacts)
+    table = new_table("artifact", "state", "step", "about", *["why"] * has_reasons)
     for one in plan.artifacts:
         time = "" if not one.step else estimated(one.estimate_s)
-        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, time, Text(clean(one.reason)))
+        why = [Text(clean(one.reason))] * has_reasons
+        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, time, *why)
     out = console(stderr)
     if plan.artifacts:
         out.print(table)

@@ -166,21 +166,21 @@ def table(found: Sequence[Offer], now: float, out: TextIO) -> str:
 
 
 def catalogue_table(found: Sequence[PricedOffer]) -> str:
-    """Return a table of catalogue prices, with the date of the price in the first column."""
-    rows = [("as of", "GPUs", "USD/h", "USD/GPU-h", "provider")]
+    """Return a table of catalogue prices, with the date of the price in the last column."""
+    rows = [("provider", "GPUs", "USD/h", "USD/GPU-h", "as of")]
     for one in found:
         offer = one.offer
         whose = f"{offer.provider}/{offer.cloud}" if offer.cloud else offer.provider
         rows.append(
             (
-                one.label,
+                whose,
                 f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
                 rate(offer.micro_usd_per_hour),
                 per_gpu(offer) if offer.num_gpus else "",
-                whose,
+                one.label,
             )
         )
-    return columns(list(dict.fromkeys(rows)))
+    return columns(list(dict.fromkeys(rows)), least=(3, 4))
 
 
 def per_gpu(offer: Offer) -> str:

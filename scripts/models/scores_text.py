@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.reading.measures import format_interval, of_unit
 from infra.units import size
-from scripts.cli.render import console, new_table, say
+from scripts.cli.render import columns, console, new_table, say
 
 MEASURES = {  # description and target of each measure
     "text": ("held-out text", ""),
@@ -88,21 +88,14 @@ def show_compression(found: Mapping[str, Any]) -> None:
     """Print the figures of `inv tokenizer.eval`: a row per kind of text, our tokenizer first, then the others."""
     names = {"ours": "ours", "gpt-2": "GPT-2", "gpt-4": "GPT-4", "bytes": "bytes"}
     there = list(found["vocabularies"])
-    table = new_table("text", "size", "words", "tokens/word", "ids used", *(names[name] for name in there))
+    rows = [("text", "size", "words", "tokens/word", "ids used", *(names[name] for name in there))]
     for kind, row in found["kinds"].items():
         ours, rates = row["by"]["ours"], [row["by"][name]["bytes_per_token"] for name in there]
         beside = [f"{rate:.2f} ({rates[0] / rate:.2f} x)" if rate else "?" for rate in rates[1:]]
         used = f"{100 * ours['vocabulary_used']:.1f} %"
-        table.add_row(
-            kind,
-            size(row["bytes"]),
-            f"{row['words']:,}",
-            f"{ours['tokens_per_word']:.2f}",
-            used,
-            f"{rates[0]:.2f}",
-            *beside,
-        )
-    console(stderr=False).print(table)
+        words = (f"{row['words']:,}", f"{ours['tokens_per_word']:.2f}")
+        rows.append((kind, size(row["bytes"]), *words, used, f"{rates[0]:.2f}", *beside))
+    print(columns(rows, least=(2, 1, 4)))
     sizes = ", ".join(f"{names[name]} {number:,}" for name, number in found["vocabularies"].items())
     say(
         "last columns: bytes per token, and ratio to this tokenizer (above 1: ours needs fewer tokens); "

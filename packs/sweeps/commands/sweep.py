@@ -392,7 +392,7 @@ def list_configs(settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print(render.clean(columns(table)))
+    print(render.clean(columns(table, least=(7, 6, 3, 4))))
     own = settings.for_pack(SweepSettings).sweeps
     render.say(
         f"prices: {prices.CATALOGUE}; today's prices: ./inv sweep NAME --dry-run. Your own sweeps: functions in {own}"

@@ -169,7 +169,7 @@ def test_todays_prices_are_saved_and_shown_with_their_date_without_a_key(world, 
     process = world.run("offers", "--gpu", "H100")
     out, err = process.stdout, process.stderr
     assert process.returncode == 0 and "RUNPOD_API_KEY" in err and "inv init" in err
-    assert all(" illustrative " in line for line in out.splitlines()[2:])
+    assert all(line.endswith(", illustrative") for line in out.splitlines()[2:])
     assert "--max-price" in world.json("offers", "--gpu", "H100", "--max-price", "0.10", code=3)["error"]
     assert "RUNPOD_API_KEY" in world.json("offers", "--save", code=4)["error"]
     settings = Settings.load(tmp_path, environ=world.extra)
