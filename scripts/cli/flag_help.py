@@ -4,6 +4,7 @@ For a command with many flags the help is limited to a screen or two: the groups
 first, then the groups in `FIRST`, then other groups as far as they fit. `--help-all` shows every flag.
 """
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +68,9 @@ def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Itera
     further = "" if task.takes_rest else " [NEXT COMMAND ...]"
     yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''}{further}"
     yield ""
-    yield from (line.strip() for line in (task.__doc__ or "").strip().splitlines())
+    for number, paragraph in enumerate(re.split(r"\n\s*\n", (task.__doc__ or "").strip())):
+        yield from [""] * (number > 0)
+        yield from textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)
     if task.example:
         yield ""
         yield f"Example: ./{task.example}"

@@ -48,3 +48,13 @@ def test_command_with_few_flags_shows_all_of_them():
         task = tasks.namespace[name]
         every, short = list(flag_help.lines(name, task)), list(flag_help.lines(name, task, {}))
         assert short == every or len(every) > flag_help.MOST_LINES - flag_help.ROOM_FOR_THE_REST, name
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_description_fills_the_lines_of_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in tasks.namespace.task_names:
+        text = list(flag_help.lines(name, tasks.namespace[name]))
+        about = text[2 : next(at for at, line in enumerate(text) if at > 2 and line.startswith(("Example: ", "Flags")))]
+        for line, following in zip(about, about[1:], strict=False):
+            assert not line or not following or len(line) + 1 + len(following.split()[0]) > min(columns, 110), name
