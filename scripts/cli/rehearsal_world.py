@@ -60,7 +60,7 @@ def attach_process(found: attach.Running) -> None:
     faster = (
         "the clock runs at real speed"
         if found.speed == 1
-        else f"the clock runs {found.speed:g} times as fast as real time"
+        else f"the clock runs {found.speed:g} times as fast as real time (for durations and ages, not for dates)"
     )
     flags = shlex.join(command_hints.flags())
     render.say(f"rehearsal: no real money is spent, {faster}; add {flags} to the next commands")

@@ -6,6 +6,7 @@ import json as json_text
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import launch
 from scripts.runs.launch import LaunchFlags
+from store import terminal
 from trainer.plan import profile_named
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
@@ -120,7 +122,8 @@ def rehearse(spec: RehearseFlags) -> None:
         code, outcome = error.exit_code, {"error": str(error), "exit_code": error.exit_code}
         render.say(f"inv rehearse: {error}")
     outcome = outcome or (json_text.loads(said.getvalue()) if said.getvalue() else None)
-    report(world, before, began_at, outcome, spec.json)
+    if spec.json or not spec.dry_run:  # A dry run asks the market for nothing.
+        report(world, before, began_at, outcome, spec.json)
     if code:
         raise Exit(code=code)
 
@@ -263,10 +266,12 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         return
     print(f"=== Events in the market (clock at {world.speed:g} times real time) ===")
     for one in timeline:
-        print(render.clean(f"+{clock(one.at - start)}  {one.vendor}  {one.machine or '-'}  {one.what}"))
+        line = f"+{clock(one.at - start)}  {one.vendor}  {one.machine or '-'}  {one.what}"
+        print(terminal.wrap_text(render.clean(line), sys.stdout))
     if not timeline:
         print("no machine was requested")
-    print(f"the market billed {in_usd(billed)}; the journal, which counts more time, shows {in_usd(ours)}")
+    bill = f"the market billed {in_usd(billed)}; the journal, which counts more time, shows {in_usd(ours)}"
+    print(terminal.wrap_text(bill, sys.stdout))
     for pod in running:
         rate = per_hour(pod["micro_usd_per_hour"])
         render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate}; end the machine: inv down --rehearse")
