@@ -59,7 +59,8 @@ def audit(spec: AuditFlags) -> None:
     else:
         for one in seen.done:
             render.say(done_words(one))
-        show(seen.found, seen.problems)
+        if not seen.is_alone:
+            show(seen.found, seen.problems)
     exit_for_findings("audit", seen.found, seen.problems, "delete the machines: inv audit --kill", over)
 
 
