@@ -121,6 +121,6 @@ def time_lines(plan: Plan) -> list[str]:
 def chat_hint(artifact: str, store: str) -> str:
     """Return a hint with the command to chat with a new model, including the store and name if not the defaults."""
     usual = context.settings()
-    where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
+    where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
     model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"
     return f"Talk to it: {where}./inv chat{model}"

@@ -39,7 +39,7 @@ class ChatFlags:
     engine: str = flag("torch", "torch, or llama.cpp, which runs without a GPU and without PyTorch")
 
 
-@command(record=ChatFlags, world="", env=True, example="inv chat sft --prompt 'Who are you?'")
+@command(record=ChatFlags, env=True, example="inv chat sft --prompt 'Who are you?'")
 def chat(spec: ChatFlags) -> None:
     """Talk to a model."""
     from infra import train_env

@@ -91,7 +91,7 @@ class EvalFlags(Output):
     served_name: str = flag("", "--lm-eval: name of the model on the server (default: the name in the store)")
 
 
-@command(record=EvalFlags, world="", env=True, example="inv eval base sft")
+@command(record=EvalFlags, env=True, example="inv eval base sft")
 def eval(spec: EvalFlags) -> None:
     """Measure models; each result has a confidence interval.
 

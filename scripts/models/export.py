@@ -33,7 +33,7 @@ class ExportFlags(Typed):
     gguf_type: str = flag("tq2_0", "type of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
 
 
-@command(record=ExportFlags, world="", env=True, example="inv export sft --out model")
+@command(record=ExportFlags, env=True, example="inv export sft --out model")
 def export(spec: ExportFlags) -> None:
     """Write a model as a Hugging Face folder, or as a GGUF file."""
     check_export(spec)

@@ -2,6 +2,7 @@
 
 import pytest
 
+import tasks
 from scripts.cli import command_hints
 
 
@@ -32,3 +33,11 @@ def test_each_command_gets_its_supported_flags_once(line, said, typed):
     command_hints.add_carried_flag("--state-file", "/a b/j")
     command_hints.add_carried_flag("--rehearse")
     assert command_hints.insert_carried_flags(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")
+
+
+def test_commands_for_models_see_the_store_of_a_rehearsal(monkeypatch):
+    monkeypatch.setattr(command_hints, "_carried", {"--rehearse": ""})
+    flags = {name: [f"--{one.name}" for one in tasks.namespace[name].flags] for name in ("chat", "eval", "export")}
+    monkeypatch.setattr(command_hints, "_taken", [lambda name: flags.get(name, ())])
+    for name in flags:
+        assert command_hints.insert_carried_flags(f"then: inv {name} sft") == f"then: inv {name} --rehearse sft"

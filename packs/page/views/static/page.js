@@ -21,7 +21,7 @@ export function go(name, query = {}, replace = false) {
 // Returns the command for a terminal; in a rehearsal the command needs --rehearse or the rehearsal's store.
 export function typed(words) {
   if (!words || !about.is_rehearsal) return words;
-  return /^inv (chat|ckpt|shard)/.test(words) ? `SLIPWAY_STORE=${about.store} ./${words}` : `${words} --rehearse`;
+  return words.startsWith("inv shard") ? `SLIPWAY_STORE=${about.store} ./${words}` : `${words} --rehearse`;
 }
 
 export function command(words) {
