@@ -58,12 +58,12 @@ ADVICE = (
 NO_VENV = "this Python cannot create virtual environments (on Debian or Ubuntu: apt install python3-venv)"
 WHOLE = re.compile(r"^# The whole list", re.M)  # in a constraints file
 KNOWN = (  # regular expression for the output of a tool, and the message for the user
+    (r"no space left|os error 28", "the disk is full"),
     (r"ensurepip|no module named venv", NO_VENV),
     (
         r"python-build-standalone|no interpreter found",
         f"Python {OLDEST[0]}.{OLDEST[1]} or newer is not installed, and uv cannot download Python; install it first",
     ),
-    (r"no space left|os error 28", "the disk is full"),
     (
         r"dns error|error sending request|failed to establish|name resolution|timed out|connection refused|unreachable",
         NO_INDEX,

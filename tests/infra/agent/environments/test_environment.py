@@ -273,6 +273,13 @@ def test_the_cache_is_in_the_configured_folder():
     assert cache_folder.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/slipway/environments")
 
 
+def test_full_disk_is_not_explained_by_a_missing_package():
+    """Output of `python -m venv` on a full disk."""
+    said = "OSError: [Errno 28] No space left on device\nError: Command '['python', '-m', 'ensurepip']' returned 1\n"
+    assert environment._reason(said) == "the disk is full"
+    assert environment._reason("Error: Command '['python', '-m', 'ensurepip']' returned 1\n") == environment.NO_VENV
+
+
 def test_requirements_are_pinned_by_name_and_version_only():
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     for name in (
