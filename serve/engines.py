@@ -44,8 +44,9 @@ WITHOUT_ESTIMATE = ("fake", "torch", LLAMA, OWN_RUN)  # engines without a memory
 HOST = "127.0.0.1"
 WORKER_FILE = "worker.pid"  # pid file of a scripted engine's worker, in the working directory
 KEY = "VLLM_API_KEY"  # variable with the API key of an engine; other users can read the words of a command line
-WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # startup phases of an engine, in order
+STARTING, WEIGHTS, COMPILING, FIRST_ANSWER = "engine start", "weights", "compiling", "first answer"
 SAID = {  # phase -> log lines of vLLM 0.32.0 that start the phase, for every way of loading weights
+    WEIGHTS: (b"Starting to load model",),
     COMPILING: (b"Loading weights took", b"Model loading took"),
     FIRST_ANSWER: (b"Starting vLLM server on", b"Starting server on"),
 }
@@ -202,7 +203,7 @@ def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tupl
 def next_phase(before: str, said: bytes) -> str:
     """Return the phase of an engine that was in phase `before` and then logged `said`."""
     reached = [one for one, words in SAID.items() if any(word in said for word in words)]
-    return max([before, *reached], key=[WEIGHTS, *SAID].index)
+    return max([before, *reached], key=[STARTING, *SAID].index)
 
 
 def last_error(log: str) -> str:

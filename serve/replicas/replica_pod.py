@@ -57,7 +57,7 @@ class Stage:
     """Startup progress of a replica, as reported by the pod."""
 
     phase: str = ENVIRONMENT
-    """Current stage: environment, weights, compiling, first answer."""
+    """Current stage: environment, engine start, weights, compiling, first answer."""
     engine_s: float | None = None
     """Seconds since the start of the engine; None = the environment is still being made."""
     told_at: float = 0.0
@@ -180,7 +180,7 @@ class ReplicaLauncher:
             fresh = self.reach(op).read(observation.folder_of(op).log(STEP), start)
         except FileNotFoundError:
             fresh = b""
-        at = engines.WEIGHTS if before.phase == ENVIRONMENT else before.phase
+        at = engines.STARTING if before.phase == ENVIRONMENT else before.phase
         return replace(before, phase=engines.next_phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
 
     def end(self, op: Op, reason: str) -> None:

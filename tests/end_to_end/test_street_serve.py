@@ -366,7 +366,7 @@ def test_startup_stage_of_an_engine_is_shown_with_its_time(installation):
     assert up.returncode == 0 and re.search(r"demo-0 STARTING: .*compiling [\d.]+ s so far\n", said), said
     assert re.search(r"demo-0 READY: .*compiling [\d.]+ s", said), said
     (one,) = installation.status("demo")["replicas"]
-    known = ["environment", "weights", "compiling", "first answer"]
+    known = ["environment", "engine start", "weights", "compiling", "first answer"]
     assert [phase for phase in known if phase in one["phases_s"]] == list(one["phases_s"])
     assert 0 < one["phases_s"]["compiling"] < sum(one["phases_s"].values()) < one["ready_after_s"] + 1
 

@@ -81,15 +81,16 @@ def test_limits_are_set_by_default(tmp_path):
 def test_startup_stage_of_an_engine_is_its_last_log_line():
     """Lines of vLLM 0.32.0 on a CPU."""
     log = (
+        b"(Worker pid=8868) INFO 11-22 20:29:21 [cpu_model_runner.py:68] Starting to load model /models/demo...\n",
         b"(Worker pid=8868) INFO 11-22 20:29:21 [default_loader.py:501] Loading weights took 0.03 seconds\n",
         b"(EngineCore pid=7) INFO 11-22 20:29:30 [core.py:403] init engine (profile, create kv cache, warmup model)\n",
         b"(APIServer pid=30239) INFO 11-22 20:29:33 [entry.py:140] Starting vLLM server on http://127.0.0.1:27218\n",
     )
-    at = [engines.WEIGHTS]
+    at = [engines.STARTING]
     for line in log:
         at.append(engines.next_phase(at[-1], line))
-    assert at == ["weights", "compiling", "compiling", "first answer"]
-    assert engines.next_phase(engines.WEIGHTS, b"".join(log)) == "first answer"
+    assert at == ["engine start", "weights", "compiling", "compiling", "first answer"]
+    assert engines.next_phase(engines.STARTING, b"".join(log)) == "first answer"
     assert engines.next_phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # Of a second worker, read late.
     assert all(len(word) < engines.LONGEST_SAID for words in engines.SAID.values() for word in words)
 
