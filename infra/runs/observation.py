@@ -138,7 +138,7 @@ def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
         if pod is None and op.state in PENDING:
             return seen  # The pod may still appear.
         if pod is None:
-            gone = f"{provider.name} has it no more" if provider.is_rented else GONE
+            gone = f"{provider.name} no longer lists the pod" if provider.is_rented else GONE
             return replace(seen, exists=False, why=gone) if is_absent(provider, op) else seen
     except SlipwayError as error:
         return replace(seen, why=str(error))

@@ -168,7 +168,7 @@ def end_all_on_error(ops: list[Op], rental: Rental) -> Iterator[None]:
         taken = _why_taken(ops, rental) if isinstance(error, SlipwayError) else None
         if ops:
             left = exit_reason(error)
-            why = left or str(taken or error) or type(error).__name__
+            why = left or str(taken or error).removeprefix(f"{ops[0].run}: ") or type(error).__name__
             reason = f"{CUT_OFF}: {why}" if left else f"hand-over failed: {why}"
             with contextlib.suppress(OSError, ExitRequested):  # The output is closed; the pods must end regardless.
                 say(f"{ops[0].run} did not start: {why}; ending the pods")
