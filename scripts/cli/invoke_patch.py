@@ -430,7 +430,7 @@ class CommandParser:
             argument = here.flags[flag]
             if argument.kind is not list and (word := self.bare.get(id(argument))):
                 model = f"; for a model: --model {word}" if "--model" in here.flags and argument.name != "model" else ""
-                raise Exit(f"inv {here.name}: {word!r} is already the value of {flag}; leave out one{model}", code=2)
+                raise Exit(f"inv {here.name}: {word!r} means {flag} {word}; leave out one of the two{model}", code=2)
             if not argument.takes_value:
                 if equals:
                     raise Exit(f"inv {here.name}: {flag} takes no value", code=2)

@@ -70,7 +70,7 @@ def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
         (["--list", "nowhere"], "inv: Sub-collection 'nowhere' not found!\n"),
         (
             ["status", "brave-otter-3", "--run", "calm-owl-1"],
-            "inv status: 'brave-otter-3' is already the value of --run; leave out one\n",
+            "inv status: 'brave-otter-3' means --run brave-otter-3; leave out one of the two\n",
         ),
         (["status", "brave-otter-3", "calm-owl-1"], "inv status: run is already given, and 'calm-owl-1' is no task; "),
         (["fail", "--kind", "usage"], "inv fail: so it is\n"),
