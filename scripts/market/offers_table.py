@@ -53,6 +53,8 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
             cut = ", ended by a limit" if costs.is_cut else ""
             bill = " / ".join(map(render.cents, costs.micro_usd))
             render.say(f"in this rehearsal: {bill} simulated USD{cut}, for the time that this machine needs")
+    if plan.request.nodes > 1:
+        render.say(f"each of the {plan.request.nodes} pods has an equal part of the limit, and ends by itself")
     show_ends(plan.job.limits, first, settings, on_failure, self_end=self_end)
 
 
@@ -85,7 +87,8 @@ def show_ends(
     ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
     text = columns([*rows, *((end.what, end.by, end.backstop) for end in ends)], out=sys.stderr)
     if "\n" * len(ends) != "".join(one for one in text if one == "\n"):  # too wide for the terminal: a paragraph each
-        text = "\n".join(f"- {end.what}: {end.by}; with {here or 'the laptop'} off: {end.backstop}" for end in ends)
+        each = [f"{end.what}: {end.by}; with {here or 'the laptop'} off: {end.backstop}" for end in ends]
+        text = "\n- ".join(["what ends a pod:", *each])
     render.say(text)
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
