@@ -458,7 +458,7 @@ def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
 def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
     keys = [key.upper() for key in VENDORS.values() if values[key]]
     if keys:
-        return MARKET, f"default: {' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
+        return MARKET, f"default: {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
     return "local", NO_KEY
 
 
