@@ -6,9 +6,16 @@ const PAD = { left: 54, right: 12, top: 10, bottom: 26 };
 const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3], [1, 5]];
 export const COLORS = 10;
 const MARKS = { save: "--soft", lost: "--bad", recovered: "--good" };
+const LEGEND = { save: ["■", "checkpoint saved"], lost: ["▼", "machine lost"], recovered: ["▲", "run continued"] };
 
 export const color = (index) => `var(--s${index % COLORS})`;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Returns the legend of the dashed lines of these marks.
+export function legend(marks) {
+  const kinds = Object.keys(LEGEND).filter((kind) => marks.some((one) => one.kind === kind));
+  return kinds.map((kind) => h("span", {}, h("b", { style: { color: `var(${MARKS[kind]})` } }, LEGEND[kind][0]), ` ${LEGEND[kind][1]}`));
+}
 
 export function ticks(low, high, most) {
   const raw = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(raw));

@@ -1,7 +1,7 @@
 // View of the overlaid curves of selected runs, with their configuration differences.
 
 import { actButton } from "../act.js";
-import { along, Chart, color } from "../chart.js";
+import { along, Chart, color, legend } from "../chart.js";
 import { ago, card, duration, empty, h, moment, number, put, size, state, table, usd } from "../dom.js";
 import { KEPT, Live } from "../live.js";
 import { command, go, route, title } from "../page.js";
@@ -46,8 +46,8 @@ const SMOOTH = [["0", "as it is"], ["0.8", "smooth"], ["0.95", "smoother"]];
 export function open(place, query) {
   let found = {}, runs = [], charts = new Map();
   const change = (more) => go("curves", { ...route()[1], ...more }, true);
-  const chips = h("div", { class: "tools" }), tools = h("div", { class: "tools" }), facts = h("div"), grid = h("div", { class: "charts" }), among = h("div"), below = h("div"), wrong = h("div");
-  place.append(wrong, chips, facts, tools, grid, among, below);
+  const chips = h("div", { class: "tools" }), tools = h("div", { class: "tools" }), signs = h("div", { class: "tools soft small" }), facts = h("div"), grid = h("div", { class: "charts" }), among = h("div"), below = h("div"), wrong = h("div");
+  place.append(wrong, chips, facts, tools, signs, grid, among, below);
 
   const draw = () => {
     const about = found.about;
@@ -75,6 +75,7 @@ export function open(place, query) {
     const parts = about.chosen.map((one) => found[`run ${one}`]).filter(Boolean);
     const names = [...new Set(parts.flatMap((one) => Object.keys(one.figures)))].filter((one) => !HIDDEN.includes(one));
     const marks = parts.length < 4 ? parts.flatMap((one) => one.marks.filter((mark) => mark.x !== null).map((mark) => ({ ...mark, words: parts.length > 1 ? `${one.run}: ${mark.words}` : mark.words }))) : [];
+    put(signs, marks.map((one) => one.kind), () => legend(marks));
     const smooth = Number(query.smooth ?? 0), zoomed = (since, until) => change({ since, until });
     const wanted = new Map(names.map((key) => [key, { options: { ...named(key), log: key === "loss" && query.log === "1", smooth, words: along[about.by], zoomed }, marks, points: (run) => found[`run ${run}`]?.figures[key], last: parts.length === 1 ? parts[0].last[key] : undefined }]));
     for (const [key, form] of Object.entries(OVER)) {
