@@ -191,7 +191,7 @@ def talk(flags: argparse.Namespace) -> None:
     from trainer.terminal_chat import run_chat
 
     name = flags.name or flags.model.name
-    with show_while(f"{name} is loaded"):
+    with show_while(f"loading {name}"):
         from trainer.chat import open_talk
 
         one = open_talk(flags.model, name, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)

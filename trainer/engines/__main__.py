@@ -75,7 +75,7 @@ def export(flags: argparse.Namespace) -> None:
 
 def chat(flags: argparse.Namespace) -> None:
     name = flags.name or flags.model.name
-    with show_while(f"{name} is loaded"):
+    with show_while(f"loading {name}"):
         from trainer.engines.llama_cpp import LlamaCpp
 
         folder = folder_of_model(flags.model)
