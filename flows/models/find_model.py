@@ -48,11 +48,12 @@ def find_model(
     tags = {name.partition("/")[2] for name in found}
     if model in tags and not (tag or model in found or model in PHASES or Path(model).expanduser().is_dir()):
         model, tag = "", model
-    typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
     phases = (model,) if model in PHASES else (*first, *all_phases()[::-1])
     if not tag and (not model or model in PHASES):
         tag = usual_tag(settings, phases, found, tell)
-    tag = tag or profile_named(settings.profile).name
+    usual_name = profile_named(settings.profile).name
+    tag = tag or usual_name
+    typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag != usual_name else ""
     wanted = [model] if model and model not in PHASES else [f"{PHASES[phase].folder}/{tag}" for phase in phases]
     usual = f"{PHASES[USUAL].folder}/{tag}"
     for name in wanted:

@@ -57,6 +57,16 @@ def test_the_newest_model_is_the_default_if_the_usual_profile_has_no_model(tmp_p
     assert find_model(settings, "", "", told.append, ("bits3",))[0].name == "base_checkpoints/smoke"
 
 
+def test_advice_for_the_newest_model_names_the_profile_of_the_model(tmp_path):
+    settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
+    made, told = tmp_path / "made", []
+    made.mkdir()
+    (made / "weights").write_text("w")
+    Store(settings.store).publish(made, "mid_checkpoints/tiny", "f" * 64, {})
+    assert find_model(settings, "", "", told.append)[0].name == "mid_checkpoints/tiny"
+    assert told[-1].endswith("To make chatsft_checkpoints/tiny: ./inv launch --phase sft --profile tiny")
+
+
 def test_the_model_of_an_extension_phase_is_found_by_name(tmp_path):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
     made = tmp_path / "made"
