@@ -3,6 +3,7 @@
 import asyncio
 import graphlib
 import json
+import os
 import re
 import signal
 import socket
@@ -18,11 +19,11 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.page.views import acts, app, chat, export, run_sources
-from packs.page.views.__main__ import listen
 from packs.page.views.access import Gate
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, artifacts, runs
 from packs.page.views.sections.ask import View, ViewQuery
+from packs.page.views.server import listen
 from scripts.models.chat import ChatFlags
 from store.artifacts.artifacts import Store
 from tests.packs.page.shard_reports import REPORT, changed
@@ -325,3 +326,12 @@ def test_ctrl_c_ends_the_page_with_open_tabs_without_a_message(context):
             assert said.startswith("the link works once; ") and said.count("\n") == 1, said
         finally:
             page.kill()
+
+
+@pytest.mark.process
+def test_ctrl_c_during_the_imports_of_the_page_ends_without_a_traceback(context, tmp_path):
+    (tmp_path / "uvicorn.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-m", "packs.page.views"]
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
