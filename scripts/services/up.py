@@ -145,6 +145,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     missing = f" (machines are available for {least - left} replicas only)" if left else ""
     limit = service.slipway.spend_limit
     cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
+    cost += f", {in_usd(limit_of(limit) // most)} for each of at most {most}" if limit and most > 1 else ""
     until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {render.cents(hourly)} USD/h; {until}")
     if limit:
