@@ -28,6 +28,7 @@ from infra.settings import VENDORS
 from infra.transport import bootstrap
 from infra.transport.protocol import Meter, Transport, retry_once
 from infra.transport.push import PushResult, adopt, differences, push
+from infra.units import count
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
@@ -157,7 +158,7 @@ def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | N
     say(f"{'copying' if provider.is_here else 'sending'} the code to {run_rows.where(op)}")
     with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
         pushed = push(transport, root, pod.code, op.token, meter=meter, anyway=op.send_anyway)
-        told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
+        told += [count(pushed.sent, "file"), *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
         with stage("tools", say, clock_scale(provider)) as told:
             told.append(bootstrap.bring(transport, pod))

@@ -30,6 +30,7 @@ from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
 from infra.transport.protocol import Transport
 from infra.transport.push import push
+from infra.units import count
 from store.artifacts.artifacts import Store
 
 
@@ -159,7 +160,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     for one in plan.carried if terms.sync else ():
         with stage(one.name, say, clock_scale(provider)) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file, anyway=one.anyway)
-            told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
+            told += [count(pushed.sent, "file"), *(f"not sent: {refusal}" for refusal in pushed.refused)]
     is_apart = op.rank and (provider.restarts_runs or not provider.pod_store)
     pod_store = APART if is_apart else provider.pod_store
     if pod_store:
