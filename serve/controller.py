@@ -34,7 +34,7 @@ from infra.ledger.leases import SUPERVISOR, Lease
 from infra.ledger.service_rows import service_lease
 from infra.runs.keepers.recovery import REPLICA
 from infra.settings import Settings
-from serve import leases
+from serve import leases, own_run
 from serve.budget import ServiceBudget, limit_of
 from serve.engines import OWN_RUN
 from serve.gateway import keys
@@ -109,7 +109,8 @@ class Controller:
     def _is_alone(self) -> bool:
         """Return whether a replica starts only after the end of every other: all listen on one port of this machine."""
         provider = self.wanted.newest.provider
-        return self._is_own_run and placement.candidates(provider, self.settings) == ("local",)
+        candidates = placement.candidates(provider, self.settings)
+        return self._is_own_run and own_run.is_one_machine(candidates, self.settings)
 
     # Main loop.
 

@@ -6,6 +6,7 @@ The gateway forwards every path to the program of the user, and the probe is the
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def is_wanted(service: Service, engine: str, model: str, own_model: str) -> bool
     return engine == OWN_RUN or bool(service.file.run and not (engine or model or own_model))
 
 
+def is_one_machine(candidates: Sequence[str], settings: Settings) -> bool:
+    """Return whether all replicas run on this machine: without other machines, and in a rehearsal."""
+    return tuple(candidates) == ("local",) or bool(settings.rehearsal)
+
+
 def check(service: Service, is_here: bool, settings: Settings, is_own_machine: bool) -> None:
     """Raise UsageError for a file whose `run` cannot be the engine of its replicas.
 
@@ -47,8 +53,8 @@ def check(service: Service, is_here: bool, settings: Settings, is_own_machine: b
             )
     if is_here and service.policy.most > 1:
         raise UsageError(
-            f"on this machine all replicas of `run` would listen on port {service.port}; add --replicas 1, or "
-            "--provider NAME"
+            f"on this machine{' (a rehearsal)' if settings.rehearsal else ''} all replicas of `run` would listen on "
+            f"port {service.port}; add --replicas 1{'' if settings.rehearsal else ', or --provider NAME'}"
         )
     secrets(service, settings)
 

@@ -15,7 +15,7 @@ from serve import revision
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.processes import controller_client
-from serve.replicas.replica_pod import ENVIRONMENT
+from serve.replicas.replica_pod import ENVIRONMENT, SETUP
 from serve.service import Service
 
 SLACK_S = 120.0  # allowance on a busy machine for launch work before and after the engine's start
@@ -94,7 +94,7 @@ def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
 def awaits_engine(one: Member) -> bool:
     """Return whether the replica has no engine process yet: pending, provisioning, or building the environment."""
     if one.state is State.STARTING:
-        return all(phase == ENVIRONMENT for phase, _ in one.phases)
+        return all(phase in (ENVIRONMENT, SETUP) for phase, _ in one.phases)
     return one.state in (State.PENDING, State.PROVISIONING)
 
 

@@ -107,7 +107,7 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     document = own_run.with_full_paths(draft.document) if spec.config else draft.document
     revision.check_file(draft.service, tell, is_own_run=True)
     candidates = placement.candidates(draft.provider, settings)
-    is_here = candidates == ("local",)
+    is_here = own_run.is_one_machine(candidates, settings)
     if is_here and spec.replicas is None:
         document = own_run.with_one_replica(document, draft.service, tell)
     version = revision.own_version(document, draft.provider, settings.store, draft.name)
@@ -239,7 +239,9 @@ def set_desired_state(
         raise
 
 
-def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[WantedService, bool]:
+def scale(
+    name: str, least: int | None, most: int | None, journal: Journal, settings: Settings
+) -> tuple[WantedService, bool]:
     """Change the desired number of replicas; return the desired state, and True if the state changed.
 
     Raises UsageError for a range of replicas without a scaling target.
@@ -259,7 +261,8 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     upper = max(policy.most, lower) if most is None else most
     if lower == policy.min_replicas and upper == policy.most:
         return old, False
-    if old.newest.engine == OWN_RUN and old.newest.provider == "local" and upper > 1:
+    is_own, candidates = old.newest.engine == OWN_RUN, placement.candidates(old.newest.provider, settings)
+    if is_own and own_run.is_one_machine(candidates, settings) and upper > 1:
         raise UsageError(
             f"{name}: on this machine one replica runs, because all replicas would listen on port "
             f"{old.newest.service.port}"

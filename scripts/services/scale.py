@@ -33,7 +33,7 @@ def scale(spec: ScaleFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal)
+        wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal, settings)
         if not is_changed:
             render.say(f"{name}: nothing to change")
         with terminal.show_while(f"{name}: asking the controller"):

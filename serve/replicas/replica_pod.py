@@ -57,7 +57,9 @@ class Stage:
     """Startup progress of a replica, as reported by the pod."""
 
     phase: str = ENVIRONMENT
-    """Current stage: environment, engine start, weights, compiling, first answer."""
+    """Current stage: environment, engine start, weights, compiling, first answer.
+
+    The stages of a `run`: environment, setup, first answer."""
     engine_s: float | None = None
     """Seconds since the start of the engine; None = the environment is still being made."""
     told_at: float = 0.0
@@ -169,12 +171,15 @@ class ReplicaLauncher:
         """Return the observed state of a replica's pod."""
         return observe_pod(op, self.vendor(op.vendor), asks)
 
-    def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:
+    def stage(self, op: Op, progress: Mapping[str, Any], before: Stage, engine: str) -> Stage:
         """Return the stage after `before`, by the pod's progress. Raises SlipwayError for an unreachable pod."""
-        said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
+        began: dict[str, Any] = {one["name"]: one for one in progress.get("steps", ()) if one.get("started_at")}
         before = replace(before, told_at=progress.get("updated_at", 0.0))
-        if not said.get("started_at"):
-            return before
+        said = began.get(STEP)
+        if said is None:
+            return replace(before, phase=SETUP) if SETUP in began else before
+        if engine == engines.OWN_RUN:  # A program of the user has no weights, and a log in no known form.
+            return replace(before, phase=engines.FIRST_ANSWER, engine_s=said["elapsed_s"])
         start = max(0, before.read - engines.LONGEST_SAID)
         try:
             fresh = self.reach(op).read(observation.folder_of(op).log(STEP), start)

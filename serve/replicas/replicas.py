@@ -280,7 +280,9 @@ class Replicas:
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
                 with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes detect readiness
-                    self._record_stage(one, await self._in_thread(self.launcher.stage, op, seen.progress, one.stage))
+                    engine = self.wanted.version(one.member.version).engine
+                    stage = await self._in_thread(self.launcher.stage, op, seen.progress, one.stage, engine)
+                    self._record_stage(one, stage)
             await asyncio.sleep(FATE_S if op and self.launcher.vendor(op.vendor).is_here else FATE_THERE_S)
 
     async def _load_variants(self, one: KeptReplica) -> None:
@@ -323,7 +325,8 @@ class Replicas:
         elif seen.verdict:
             state = seen.verdict["state"]
             state = "exit code 0" if state == "succeeded" else state  # vLLM's exit code after the core has died
-            why = f"the engine has ended: {seen.verdict['reason'] or state}"
+            is_own = self.wanted.version(one.member.version).engine == OWN_RUN
+            why = f"{'`run`' if is_own else 'the engine'} has ended: {seen.verdict['reason'] or state}"
         else:
             why = "neither the guard nor the agent is running"
         self.request_end(one, why, replace(facts, app_failed=True, is_ready=False), drains=False, has_failed=True)

@@ -1,11 +1,18 @@
 """Replicas that run the `run` of a service file: the choice, the steps, the secrets, and the limits of the gateway."""
 
+from dataclasses import replace
+
 import pytest
 
 from infra.errors import UsageError
+from infra.ledger.op import Op
 from infra.settings import Settings
 from serve import own_run, service
 from serve.controller import limits_of
+from serve.policy.replica_states import Facts, ProcessStatus, State
+from serve.policy.service_state import Member
+from serve.readiness import awaits_engine
+from serve.replicas.replica_pod import ReplicaLauncher, Stage
 from tests.serve.scripted_engine import ROOT
 
 PAGES = {"service": {"readiness_probe": "/alive", "replicas": 1}, "resources": {"ports": 8123}, "run": "serve 8123"}
@@ -114,6 +121,30 @@ def test_one_replica_runs_on_this_machine():
         one = own_run.with_one_replica(document, service.parse("x", document), told.append)
         assert one["service"] == {"readiness_probe": "/alive", "replicas": 1} and "port 8123" in told.pop()
     assert own_run.with_one_replica(PAGES, service.parse("x", PAGES), told.append) is PAGES and told == []
+
+
+def test_replicas_of_a_rehearsal_are_processes_of_this_machine(tmp_path):
+    settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
+    rehearsed = replace(settings, rehearsal=str(tmp_path))
+    seen = [
+        own_run.is_one_machine(names, one) for names in (("local",), ("ssh", "runpod")) for one in (settings, rehearsed)
+    ]
+    assert seen == [True, True, False, True]
+    with pytest.raises(UsageError, match=r"\(a rehearsal\) all replicas .* port 8123; add --replicas 1$"):
+        own_run.check(made(service={"replicas": 2}), True, rehearsed, False)
+
+
+def test_program_of_the_user_is_in_setup_and_then_before_its_first_answer(tmp_path):
+    launcher = ReplicaLauncher("t", Settings.load(ROOT, environ={"HOME": str(tmp_path)}), print, b"")
+    op, begun = Op(token="t", run="t-0", vendor="local"), {"started_at": 1.0, "elapsed_s": 2.0}
+    stage = launcher.stage(op, {"steps": [{"name": "setup", **begun}, {"name": "engine"}]}, Stage(), "run")
+    assert (stage.phase, stage.engine_s) == ("setup", None)
+    stage = launcher.stage(op, {"steps": [{"name": "setup", **begun}, {"name": "engine", **begun}]}, stage, "run")
+    assert (stage.phase, stage.engine_s) == ("first answer", 2.0)
+    waiting = Member(
+        number=0, version=1, run="t-0", facts=Facts(launch=ProcessStatus.SUCCEEDED), phases=(("setup", 1.0),)
+    )
+    assert waiting.state is State.STARTING and awaits_engine(waiting)
 
 
 def test_gateway_forwards_every_route_only_for_a_program_of_the_user():
