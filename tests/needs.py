@@ -28,5 +28,6 @@ def _why_not(wanted: str) -> str:
         except FileNotFoundError:
             return f"{words[0]} is missing (Debian: util-linux)"
         return "needs root that may mount and make networks" if done.returncode else ""
-    package = next(name for name, gives in debian.PACKAGES.items() if wanted in gives)
+    packages = {**debian.PACKAGES, **debian.NIGHTLY}
+    package = next(name for name, gives in packages.items() if wanted in gives)
     return "" if debian.find(wanted) else f"{wanted.rpartition('/')[2]} is missing (Debian: {package})"

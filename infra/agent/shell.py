@@ -57,9 +57,11 @@ class Script:
     """True on the user's own machine: `~` and packages from `pip install` are in the folder of the pod.
 
     Both are removed with the pod. Absolute paths of `mounts` and `kept` are visible only to the script, in a separate
-    root."""
+    root. True with an image, too."""
     environment: str = ""
     """Name of the Slipway environment for the script; "" uses the machine's own environment."""
+    image: str = ""
+    """Image of the container that runs the script; "" runs the script on the machine itself."""
     task: int = 0
     num_tasks: int = 1
     restarts: int = 0
@@ -84,7 +86,13 @@ def main(words: Sequence[str]) -> int:
     at = root / "state" / "root"
     at.mkdir(exist_ok=True)
     environ = {**environ, "BASH_ENV": str(BEGIN), "SLIPWAY_BASH_ENV": environ.get("BASH_ENV", "")}
-    code, is_told = _run(["bash", str(text)], environ, folder, binds, at)
+    if script.image:
+        from infra.agent.execution import container  # few jobs have an image
+
+        made = container.of_task(script.image, root, script.task, binds)
+        code, is_told = made.run(text, environ, folder)
+    else:
+        code, is_told = _run(["bash", str(text)], environ, folder, binds, at)
     return code if is_told else _verdict(code, script, root / "state" / "scripts" / f"{name}.restarts")
 
 
@@ -105,7 +113,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
     # otherwise SkyPilot itself created the folder
     if script.workdir and (brought.is_symlink() or not brought.exists()):
         _link(brought, folder)
-    if script.own_home or script.environment:
+    if (script.own_home or script.environment) and not script.image:
         environ = {**environ, **_python(work / "python", environ)}
     binds: Binds = []
     there = [(root / sent / file if file else root / sent, wanted) for sent, file, wanted in script.mounts]

@@ -33,6 +33,8 @@ NIGHTLY = {  # further packages of `inv test --nightly`
     "slurm-client": ("sbatch",),
     "munge": ("munged",),
     "chromium": ("chromium",),
+    "podman": ("podman",),
+    "runc": ("runc",),
 }
 
 

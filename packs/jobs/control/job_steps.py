@@ -21,7 +21,7 @@ from infra.records import Carried, PlannedMount
 from infra.transport import shipment
 from infra.transport.scan import home_folders
 from infra.transport.scan.inspector import named
-from packs.jobs.control import fetching, mounts
+from packs.jobs.control import fetching, images, mounts
 from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
 from packs.jobs.control.refusals import Refusals
@@ -98,7 +98,7 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
     for task in file.tasks:
         workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
         copied = [one for one in task.mounts if not mounts.is_kept(one)]
-        if is_own:
+        if is_own and (is_rehearsed or not images.first_image(task)):
             for one in task.mounts:
                 _check_path(file, one, is_rehearsed)
         mounted.append(tuple(_mount(file, one, name_of) for one in copied))
@@ -133,7 +133,7 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
     for one in task.mounts:
         with refused.collecting():
             _kept(file, one) if mounts.is_kept(one) else _refuse_mode(file, one)
-        if is_own:
+        if is_own and (is_rehearsed or not images.first_image(task)):  # A container has a root of its own.
             with refused.collecting():
                 _check_path(file, one, is_rehearsed)
 
@@ -209,14 +209,21 @@ def _refuse_mode(file: JobFile, one: Mount) -> None:
 
 
 def steps_of(
-    file: JobFile, layout: Layout, envs: Sequence[Mapping[str, str]], withheld: Sequence[str], is_own: bool, launch: str
+    file: JobFile,
+    layout: Layout,
+    envs: Sequence[Mapping[str, str]],
+    withheld: Sequence[str],
+    is_own: bool,
+    launch: str,
+    images: Sequence[str] = (),
 ) -> tuple[Step, ...]:
     """Return the steps of all tasks.
 
     `withheld` lists Slipway variables that no task requested. `launch` identifies this launch, so that a new launch of
-    the same file executes the run steps again.
+    the same file executes the run steps again. `images` has the container image of each task, "" for none.
     """
     found = []
+    images = images or [""] * len(file.tasks)
     for number, task in enumerate(file.tasks):
         restarts, codes = recovery_of(task)
         sent = {layout.workdirs[number], *(name for name, _, _ in layout.mounts[number])}
@@ -230,8 +237,9 @@ def steps_of(
                 envs=dict(envs[number]),
                 mounts=layout.mounts[number],
                 kept=tuple(one.words for one in layout.kept[number]),
-                own_home=is_own,
+                own_home=is_own or bool(images[number]),
                 environment=task.environment,
+                image=images[number],
                 task=number,
                 num_tasks=len(file.tasks),
                 inputs=inputs,

@@ -6,17 +6,16 @@ effect on the selected provider.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from infra.errors import UsageError
-from infra.providers import Abilities
-from infra.providers.by_name import PROVIDERS, known_providers
+from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
-from infra.settings import LOCAL, MARKET, VENDORS
-from packs.jobs.control import mounts
+from infra.settings import LOCAL
+from packs.jobs.control import images, mounts
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.schema import (
@@ -25,6 +24,7 @@ from packs.jobs.control.schema import (
     NO_EFFECT_RESOURCES,
     Recovery,
     Resources,
+    alternatives,
 )
 from store import packs
 
@@ -33,7 +33,6 @@ SKYPILOTS = (
     "hyperbolic seeweb yotta mithril verda kubernetes k8s"
 ).split()
 ANY = "*"
-DOCKER = "docker:"
 MOST_GPUS = 1024
 UNITS = {"k": 2**-20, "m": 2**-10, "g": 1, "t": 1000, "p": 10**6}  # in GB; MB and KB as SkyPilot counts them
 RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")
@@ -66,7 +65,7 @@ def accepted_providers() -> tuple[str, ...]:
 
 def provider_of(task: JobTask, where: str) -> str:
     """Return the single provider in the file for the task, or "" for none or several."""
-    found = {_place(one, where, task)[0] for one in _alternatives(task.resources)}
+    found = {_place(one, where, task)[0] for one in alternatives(task.resources)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -79,7 +78,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     notes: list[str] = []
     found: list[MachineWish] = []
     is_engine = provider in packs.engines()
-    for one in _alternatives(task.resources):
+    for one in alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
         if is_engine:
             cloud, zone, pool, one = "", "", "", _known_part(one, where, task)
@@ -95,6 +94,8 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             notes.append(f"zone {zone} has no effect: no vendor here has zones")
         for gpu, num_gpus in _accelerators(one, where, task):
             asked = _flags(one, gpu, num_gpus, region, where, task)
+            if provider in images.CONTAINERS:
+                asked["image"] = ""  # The steps run in a container on the machine.
             machine = replace(typed, **{name: value for name, value in asked.items() if not getattr(typed, name)})
             if typed.gpu:
                 machine = replace(machine, gpu=typed.gpu, num_gpus=typed.num_gpus)
@@ -116,7 +117,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
 
 def collect_refusals(task: JobTask, where: str, refused: Refusals) -> None:
     """Collect every key of the resources that no provider can carry out, each by itself."""
-    for one in _alternatives(task.resources):
+    for one in alternatives(task.resources):
         for key in ("infra", "accelerators", "cpus", "memory", "disk_size", "network_tier"):
             if getattr(one, key) is not None:
                 more = {"cpus": one.cpus} if key == "memory" and str(one.memory).endswith("x") else {}
@@ -150,18 +151,6 @@ def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
         return 0, ()
     codes = said.recover_on_exit_codes
     return said.max_restarts_on_errors, tuple(codes) if isinstance(codes, list) else (codes,)
-
-
-def _alternatives(said: Resources) -> Iterator[Resources]:
-    """Yield each entry of `any_of` or `ordered`, merged over the common resources."""
-    several = said.any_of or said.ordered
-    above = replace(said, any_of=None, ordered=None)
-    if not several:
-        yield above
-        return
-    for one in several:
-        own = {each.name: value for each in fields(one) if (value := getattr(one, each.name)) is not None}
-        yield replace(above, **own)
 
 
 def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, str]:
@@ -254,36 +243,8 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
                 "known: best, standard"
             )
         found["network"] = "best" if said.network_tier.lower() == "best" else ""
-    found["image"] = image_of(said)
+    found["image"] = images.image_of(said)
     return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
-
-
-def image_of(said: Resources) -> str:
-    """Return the container image of the resources; "" without one, or for an image of a cloud's own machines."""
-    return str(said.image_id).removeprefix(DOCKER) if str(said.image_id).startswith(DOCKER) else ""
-
-
-def first_image(task: JobTask) -> str:
-    """Return the container image of the first alternative with one; "" without one."""
-    return next(filter(None, map(image_of, _alternatives(task.resources))), "")
-
-
-def refuse_images(task: JobTask, where: str, provider: str, refused: Refusals) -> None:
-    """Collect the container images of a task if no machine of the provider boots an image. `provider`: "" for any."""
-    if (image := first_image(task)) and provider not in ("", MARKET) and not _boots_images(provider):
-        able = " or ".join(f"--provider {name}" for name in VENDORS if _boots_images(name))
-        refused.add(
-            task.document.line("resources", "image_id"),
-            f"image_id: machines of {provider} boot no container image; install the packages of {image} in `setup`, "
-            f"or add {able}",
-        )
-
-
-def _boots_images(provider: str) -> bool:
-    """Return whether a provider documents that its pods boot an image of the user."""
-    where = PROVIDERS.get(provider)
-    documented = getattr(packs.load(where), "documented", None) if where else None
-    return isinstance(documented, Abilities) and documented.images
 
 
 def amount(said: str | int | float, where: str) -> int:
@@ -300,27 +261,25 @@ def amount(said: str | int | float, where: str) -> int:
 def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
     """Return one note per key of the task that has no effect on the selected provider, with the reason."""
     found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
-    alternatives: Sequence[Resources] = list(_alternatives(task.resources))
+    several: Sequence[Resources] = list(alternatives(task.resources))
 
     def says(key: str) -> bool:
-        return any(getattr(one, key) is not None for one in alternatives)
+        return any(getattr(one, key) is not None for one in several)
 
     found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
     found += mounts.without_effect(task, {one.path for one in task.mounts})
-    if foreign := [one.image_id for one in alternatives if one.image_id and not image_of(one)]:
+    if foreign := [one.image_id for one in several if one.image_id and not images.image_of(one)]:
         found.append(
             f"image_id has no effect: {foreign[0]} is an image of a cloud's own machines, and not of a registry "
             "(docker:NAME)"
         )
-    if any(_strategy(one) for one in alternatives):
+    if any(_strategy(one) for one in several):
         found.append("job_recovery.strategy has no effect: a preempted run continues at the next best offer")
     if not is_rented:
         own = [key for key in (*RENTED_ONLY, *(("cpus", "memory") if provider == LOCAL else ())) if says(key)]
         if own:
             found.append(f"{', '.join(own)}: no effect on a machine of your own ({provider})")
-    elif any(
-        re.fullmatch(r"[0-9.]+", str(getattr(one, key) or "")) for one in alternatives for key in ("cpus", "memory")
-    ):
+    elif any(re.fullmatch(r"[0-9.]+", str(getattr(one, key) or "")) for one in several for key in ("cpus", "memory")):
         found.append("cpus and memory are lower bounds, with and without a +")
     return found
 

@@ -29,7 +29,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
-from packs.jobs.control import job_file, job_steps, machines, pipelines
+from packs.jobs.control import images, job_file, job_steps, machines, pipelines
 from packs.jobs.control.job_file import JobFile
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
@@ -74,7 +74,7 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
     for task in job_steps.for_engine(file).tasks if is_engine else file.tasks:
         if not is_engine:
             machines.collect_refusals(task, file.where, refused)
-            machines.refuse_images(task, file.where, provider, refused)
+            images.refuse(task, provider, is_rehearsed, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
     with refused.collecting():
         common_alternatives(file, MachineSpec(), provider, is_rented)

@@ -2,7 +2,8 @@
 
 import types
 import typing
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 Scalar = str | int | float | bool | None
@@ -143,6 +144,18 @@ NO_EFFECT_RESOURCES = {
     "autostop": "a pod of Slipway ends as soon as the job is over; --ttl and --spend-limit end the pod earlier",
     "ports": "Slipway opens no port to the internet; reach a port with: inv forward RUN PORT",
 }
+
+
+def alternatives(said: Resources) -> Iterator[Resources]:
+    """Yield each entry of `any_of` or `ordered`, merged over the common resources."""
+    several = said.any_of or said.ordered
+    above = replace(said, any_of=None, ordered=None)
+    if not several:
+        yield above
+        return
+    for one in several:
+        own = {each.name: value for each in fields(one) if (value := getattr(one, each.name)) is not None}
+        yield replace(above, **own)
 
 
 def inner(hint: Any) -> type | None:

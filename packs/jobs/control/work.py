@@ -18,7 +18,7 @@ from infra.runs.engine import RunEngine, engine_of
 from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed
 from infra.settings import Settings
 from infra.units import count
-from packs.jobs.control import conda, job_steps, machines, mounts, pipelines
+from packs.jobs.control import conda, images, job_steps, mounts, pipelines
 from packs.jobs.control.job_file import JobFile, JobTask
 from store import credentials
 
@@ -64,7 +64,10 @@ class JobWork:
         ours = {**job_environment.secrets(settings), **bucket_secrets(self.file, settings)}
         stores = {**training_plan.store_endpoints(settings), **_bucket_endpoints(self.file)}
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
-        own = job_steps.steps_of(file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
+        containers = [
+            "" if taker else images.of_container(one, vendor.name, bool(settings.rehearsal)) for one in file.tasks
+        ]
+        own = job_steps.steps_of(file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}", containers)
         torch, environments = training_plan.environments_of(settings, request, vendor)
         job = Job(
             run=request.run,
@@ -82,7 +85,7 @@ class JobWork:
             [one.setup, one.run, str(one.repository or one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
             for one in self.file.tasks
         ]
-        about += [[one] for one in map(machines.first_image, self.file.tasks) if one]
+        about += [[one] for one in map(images.first_image, self.file.tasks) if one]
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
         sent = sum(one.bytes for one in layout.planned)
         need = disk_needed(OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
@@ -120,14 +123,9 @@ class JobWork:
             parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
             nodes = f" on {count(task.num_nodes, 'node')}" if task.num_nodes > 1 else ""
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
-            image = "" if engine_of(vendor) else machines.first_image(task)
+            image = "" if engine_of(vendor) else images.first_image(task)
             if image:
-                what = (
-                    "a rehearsed pod is a folder of this machine, without the image; a rented"
-                    if settings.rehearsal
-                    else "the"
-                )
-                found.append(f"image_id: {what} pod boots {image}, which needs root and Python 3 (docs/guides/jobs.md)")
+                found.append(images.in_plan(image, vendor.name, bool(settings.rehearsal)))
             if not image and conda.is_missing(task.setup, task.run) and not (vendor.is_here and _has_conda()):
                 found.append(
                     f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"

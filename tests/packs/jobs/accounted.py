@@ -134,7 +134,8 @@ def _of_resources(said: Mapping[str, Any], requests: Sequence[Any], plan: Plan, 
                 found = True
             else:
                 fields = OF_REQUEST.get(key, ())
-                found = any(getattr(each, field, None) for each in requests for field in fields)
+                of_steps = [step.config.get("image") for step in plan.job.steps] if key == "image_id" else []
+                found = any((*of_steps, *(getattr(each, field, None) for each in requests for field in fields)))
             if not found:
                 yield f"{place}.{key}"
 

@@ -1,9 +1,13 @@
-"""`image_id` of a job file: the image of the pod where pods are containers, refused or without effect elsewhere."""
+"""`image_id` of a job file: the image of the pod or of a container on the machine; refused or idle elsewhere.
+
+A container is made and signalled by Podman itself in `test_containers.py`.
+"""
 
 import pytest
 
+from infra.agent.execution import container
 from infra.selection.machine_spec import MachineSpec, request_for
-from packs.jobs.control import job_file, lint, machines, resolve
+from packs.jobs.control import images, job_file, job_steps, lint, machines, resolve
 from packs.jobs.control.refusals import Refusals
 
 JOB = "resources: {{{0}}}\nrun: conda activate base\n"
@@ -36,12 +40,51 @@ def test_image_is_part_of_the_request(tmp_path, resources, provider):
     assert not [one for one in found.notes if "image_id" in one]
 
 
+@pytest.fixture
+def podman(tmp_path, monkeypatch):
+    """Return the path of a `podman` on PATH, without the file."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin" / "podman"
+
+
 @pytest.mark.parametrize("provider", ["shadeform", "local", "ssh"])
 @pytest.mark.parametrize("resources", IMAGES, ids=range(len(IMAGES)))
-def test_image_is_refused_where_machines_boot_none(tmp_path, resources, provider):
-    _, (why,) = read(tmp_path, resources, provider)
-    assert f"machines of {provider} boot no container image" in why
-    assert why.endswith("add --provider runpod or --provider lium")
+def test_image_is_a_container_where_machines_boot_none(tmp_path, podman, resources, provider):
+    podman.touch(0o755)
+    file, refused = read(tmp_path, resources, provider)
+    found = machines.wishes(file.tasks[0], MachineSpec(), provider, provider == "shadeform", "job")
+    assert refused == [] and {request_for(one.machine).image for one in found.wishes} == {""}
+    (image,) = {images.of_container(one, provider, is_rehearsed=False) for one in file.tasks}
+    assert image == IMAGES[resources][0] and images.of_container(file.tasks[0], provider, is_rehearsed=True) == ""
+    layout = job_steps.lay_out(file, is_own=True)
+    (step,) = job_steps.steps_of(file, layout, [{}], [], False, "1", [image])
+    assert (step.config["image"], step.config["own_home"]) == (image, True)
+
+
+def test_image_is_refused_without_podman_on_this_machine_and_where_machines_run_no_container(tmp_path, podman):
+    for provider, pattern in (("local", "apt install podman"), ("slurm", "machines of slurm run no container image")):
+        _, (why,) = read(tmp_path, "image_id: 'docker:a'", provider)
+        assert pattern in why and why.endswith("add --provider runpod or --provider lium")
+
+
+def test_container_gets_names_and_no_values_of_variables_in_its_command_line(tmp_path):
+    for name in ("state", "work", "code"):
+        (tmp_path / "pod" / name).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "pod" / "workdir").symlink_to(tmp_path / "elsewhere")
+    one = container.Container("sw1-a-0", "a:1", tmp_path / "pod", [(f"{tmp_path}/elsewhere", "/data")])
+    text = tmp_path / "run.sh"
+    one._write(text, {"A_KEY": "it's hidden", "PATH": "/machine", "BASH_ENV": "/begin"}, tmp_path)
+    words = one.words(["podman"])
+    assert [word for word in words if word.startswith("--volume=") and "begin.bash" not in word] == [
+        f"--volume={tmp_path}/pod:{tmp_path}/pod", f"--volume={tmp_path}/elsewhere:{tmp_path}/elsewhere",
+        f"--volume={tmp_path}/elsewhere:/data",
+    ]  # fmt: skip
+    assert words[-2:] == ["a:1", str(one.first)] and "hidden" not in " ".join(words)
+    variables = tmp_path / "pod" / "state" / "sw1-a-0.bash.variables"
+    assert "PATH" not in variables.read_text() and variables.stat().st_mode & 0o777 == 0o600
+    assert "export A_KEY='it'\"'\"'s hidden'" in variables.read_text()
 
 
 @pytest.mark.parametrize("provider", ["runpod", "shadeform"])
