@@ -22,7 +22,6 @@ from infra.errors import UsageError
 from infra.ledger.service_rows import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
-from infra.runs.engine import engine_of
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.machine_spec import NO_GPU, MachineSpec
@@ -309,10 +308,9 @@ def check_reach(version: Version, settings: Settings) -> None:
     for one in candidates:
         provider = registry.provider(settings, one)  # opening also reports missing settings
         if provider.restarts_runs:
-            more = f"; {taker.service_hint}" if (taker := engine_of(provider)) else ""
             raise UsageError(
                 f"--provider {one}: the provider runs jobs, chooses the machines, and cannot run a service; use "
-                f"local, ssh or a vendor{more}"
+                "local, ssh or a vendor"
             )
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.slipway.engine

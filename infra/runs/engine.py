@@ -48,8 +48,8 @@ class RunEngine(Market, Protocol):
         """Return the GPU kinds that have the same name in the engine and in our table, the smallest first."""
 
     @property
-    def service_hint(self) -> str:
-        """Return a hint for users how to serve a model on the engine, or "" if the engine serves no models."""
+    def services(self) -> str:
+        """Return "module:class" of an `flows.services.engine_services.EngineServices`; "" if the engine serves none."""
 
     def job_keys(
         self, said: Mapping[str, Any], typed: Mapping[str, Any], request: Request, where: str

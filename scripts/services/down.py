@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from flows.services import engine_services
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
 from infra.flags import flag
@@ -11,6 +12,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
+from scripts.services import engine_service
 from scripts.services.one_service import OneServiceFlags
 from serve.processes import controller_client
 from store import terminal
@@ -31,17 +33,20 @@ def down(spec: ServeDownFlags) -> None:
         raise UsageError(f"--all and {spec.name} exclude each other; give only one")
     settings = context.settings()
     with open_journal(settings) as journal:
-        names = (
-            [one.name for one in service_rows.list_services(journal)]
-            if spec.all
-            else [controller_client.find(spec.name, journal)]
-        )
+        found = engine_services.find(spec.name, journal)
+        of_engines = engine_services.rows(journal) if spec.all else [found] if found else []
+        for op in of_engines:
+            engine_service.down(op, journal, settings)
+        if spec.all:
+            names = [one.name for one in service_rows.list_services(journal)]
+        else:
+            names = [] if found else [controller_client.find(spec.name, journal)]
         for one in names:
             with terminal.show_while(f"{one} ends"):
                 controller_client.end_service(one, settings, journal, render.tell)
             render.say(f"{one}: ended; no replica is left")
         supervisor_client.stop_if_idle(settings)
         if spec.json:
-            print_json({"ended": names})
-        elif not names:
+            print_json({"ended": [*(one.run for one in of_engines), *names]})
+        elif not names and not of_engines:
             render.say("no service is running")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.services import engine_services
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.ledger import service_rows
@@ -17,7 +18,7 @@ from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import TALK
 from scripts.cli.session import open_journal
-from scripts.services import services_text
+from scripts.services import engine_service, services_text
 from scripts.services.one_service import REPLICA, OneServiceFlags
 from serve.processes import controller_client, controller_process
 
@@ -45,6 +46,9 @@ def logs(spec: ServeLogsFlags) -> None:
         raise UsageError("--controller and --replica-id exclude each other")
     settings = context.settings()
     with open_journal(settings) as journal:
+        if found := engine_services.find(spec.name, journal):
+            engine_service.logs(found, settings, spec.replica_id, spec.tail, spec.follow)
+            return
         path = lambda: log_path(spec.name, spec.replica_id, spec.controller, settings, journal)  # noqa: E731
         plain = spec.json or spec.controller or spec.replica_id is not None  # only requests are stored as JSON
         line = str if plain else services_text.request_line

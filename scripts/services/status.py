@@ -4,6 +4,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 
+from flows.services import engine_services
 from flows.services.service_view import look
 from infra.flags import flag
 from infra.ledger import service_rows
@@ -11,7 +12,7 @@ from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.session import open_journal
-from scripts.services import services_text
+from scripts.services import engine_service, services_text
 from scripts.services.one_service import restart_controller, show
 from serve.processes import controller_client
 from store import terminal
@@ -35,6 +36,9 @@ def status(spec: ServeStatusFlags) -> None:
     out = render.console(stderr=False)
     redraw = render.screen(out) if every_s is not None and not spec.json else contextlib.nullcontext()
     with open_journal(settings) as journal, redraw as redrawn:
+        if op := engine_services.find(spec.name, journal):
+            engine_service.show([op], settings, with_replicas=spec.all, as_json=spec.json)
+            return
         while True:
             names = (
                 [controller_client.find(spec.name, journal)]
@@ -46,7 +50,12 @@ def status(spec: ServeStatusFlags) -> None:
                 for one in names:
                     restart_controller(one, settings, journal)
             if redrawn is None or every_s is None:
-                show(names, settings, journal, with_replicas=spec.all, with_metrics=spec.metrics, as_json=spec.json)
+                of_engines = [] if spec.name else engine_services.rows(journal)
+                others = look(names, settings, journal, spec.metrics) if of_engines and spec.json else []
+                if not of_engines or names and not spec.json:
+                    show(names, settings, journal, with_replicas=spec.all, with_metrics=spec.metrics, as_json=spec.json)
+                if of_engines:
+                    engine_service.show(of_engines, settings, with_replicas=spec.all, as_json=spec.json, others=others)
             else:
                 found = look(names, settings, journal, spec.metrics)
                 redrawn(services_text.watch_screen(found, every_s))

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 
+from flows.services import engine_services
 from flows.services import serve as use_case
 from flows.services import variants
 from flows.specs.service import ServeSpec
@@ -16,6 +17,7 @@ from scripts.cli.flags import TALK, Output, Questions
 from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
+from scripts.services import engine_service
 from scripts.services.one_service import show
 from serve import readiness, revision
 from serve.budget import limit_of
@@ -57,6 +59,10 @@ def up(spec: ServeUpFlags) -> None:
     """
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
+        if engine := engine_services.engine_named(spec.provider, settings):
+            wants = {"yes": spec.yes, "is_dry": spec.dry_run, "detach": spec.detach, "as_json": spec.json}
+            engine_service.up(spec, engine, settings, journal, **wants)
+            return
         with terminal.show_while("reading the model"):
             found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old

@@ -38,7 +38,11 @@ IDLE_S = 900.0
 POLL_S = 0.05
 LONGEST_ANSWER = 256 << 20  # characters of an answer: a job log, with up to six characters per escaped character
 LONGEST_LOG = 1 << 20
-READS = ("server", "validate", "limits", "price", "queue", "log")  # read-only requests; safe to retry
+# Read-only requests; safe to retry.
+READS = (
+    *("server", "validate", "limits", "price", "queue", "log"),
+    *("check_service", "services", "has_cluster", "service_log"),
+)
 VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
 HIDDEN = {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "PYTHONWARNINGS": "ignore"}
 TELLING = re.compile(r"HOME|SKY.*|.*_proxy|SSL_CERT_.*|REQUESTS_CA_BUNDLE", re.IGNORECASE)

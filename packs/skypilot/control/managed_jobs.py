@@ -30,6 +30,7 @@ from packs.skypilot.control import bundle, price_table, task
 from packs.skypilot.control.client import LAUNCH_S, Client, SkyPilotAnswer, SkyPilotTimeout
 from packs.skypilot.control.job_view import ENDING, OVER, JobView
 from packs.skypilot.control.price_table import OptimizerChoice
+from packs.skypilot.control.served import Services
 
 NAME = "skypilot"
 STATES = {  # values of `Pod.state`; any other status is booting
@@ -51,10 +52,12 @@ class ManagedJobs(RunEngine):
     bundles: Path
     """Root of the code bundles that SkyPilot uploads, one folder per token."""
     submission: Submission | None = None
+    is_service: bool = False
+    """True if the submission is a service for SkyServe."""
 
     name, title = NAME, "SkyPilot"
     gpu_kinds = GPU_KINDS
-    service_hint = "SkyServe needs a service file: inv serve.export --engine skyserve, then sky serve up"
+    services = "packs.skypilot.control.service_file:SkyServeFiles"
     is_here, is_rented = False, True
     restarts_runs = is_run_engine = True
     pod_store = ""
@@ -113,6 +116,8 @@ class ManagedJobs(RunEngine):
         """
         plan, terms = start.plan, start.terms
         assert plan.job is not None
+        if plan.job.kind == "service":
+            raise UsageError(f"{plan.request.run} is a service: inv serve.up FILE --provider {NAME}")
         nodes = plan.request.nodes
         group = NodeGroup()
         if nodes > 1:
@@ -155,21 +160,34 @@ class ManagedJobs(RunEngine):
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         if self.submission is None:
             raise UsageError("skypilot runs whole jobs and has no pods without work; run: inv launch")
+        if self.is_service:
+            self.served.write_down(token, {})  # From now on, a look-up of the token asks SkyServe.
+            self.client.ask("serve", task=self.submission(token, limits), name=token, timeout_s=LAUNCH_S)
+            return self.served.pod(token)
         said = self.client.ask("launch", task=self.submission(token, limits), timeout_s=LAUNCH_S)
         return _pod({"job_id": said["job_id"], "job_name": token, "status": "PENDING"})
 
     def find(self, pod: str) -> Pod | None:
         """Return the job as a pod, possibly from a cached answer; verify an absence with a fresh request."""
+        if self.served.has(pod):
+            return self.served.find(pod)
         seen = self.read_row(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
             raise SkyPilotTimeout(f"skypilot: no answer yet; the last answer is {duration(time.time() - seen.at)} old")
         return _pod(row) if row and row["status"] not in OVER else None
 
+    @property
+    def served(self) -> Services:
+        """Return the services of this API server."""
+        return Services(self.client, self.bundles)
+
     def list(self) -> "list[Pod]":
-        return [_pod(row) for row in self.client.ask("queue") if row["status"] not in OVER]
+        return [*(_pod(row) for row in self.client.ask("queue") if row["status"] not in OVER), *self.served.listed()]
 
     def delete(self, pod_id: str) -> None:
+        if self.served.has(pod_id):
+            return self.served.end(pod_id)
         row = self.row_of(pod_id)
         if row and row["status"] not in (*OVER, *ENDING):
             self.client.ask("cancel", job_id=row["job_id"])
@@ -177,6 +195,8 @@ class ManagedJobs(RunEngine):
     def reach(self, pod: Pod) -> JobView:
         """Return the view of the job, with SkyPilot's data as a pod's files."""
         key = pod.pod_id or pod.token
+        if self.served.has(key):
+            return self.served.view(pod, lambda: self.delete(key))
         return JobView(
             row=lambda: self.read_row(key),
             log=lambda tail, since: str(

@@ -149,6 +149,120 @@ def cancel(job_id: int) -> None:
     sky.get(sky.jobs.cancel(job_ids=[job_id]))
 
 
+def check_service(task: dict) -> None:
+    """Raise for a service that SkyServe refuses; without a request to the API server."""
+    from sky.serve import serve_utils
+
+    serve_utils.validate_service_task(_service_task(task), pool=False)
+
+
+def _service_task(task: dict) -> Any:
+    """Return the task of a service with the port of the replicas, which `sky serve up` sets before the request."""
+    import sky
+    from sky.utils import resources_utils
+
+    made = sky.Task.from_yaml_config(task)
+    if made.service.ports is None:
+        ports = {port for one in made.resources for port in resources_utils.port_ranges_to_set(one.ports or [])}
+        if len(ports) != 1:
+            raise ValueError(f"a service has one port; resources.ports has {len(ports)}: write service.ports")
+        made.service.set_ports(str(ports.pop()))
+    return made
+
+
+def serve(task: dict, name: str) -> None:
+    """Start a service; return when SkyServe's controller has the service."""
+    import sky
+
+    server()
+    sky.get(sky.serve.up(_service_task(task), name))
+
+
+def services(name: Any = None) -> list:
+    """Return the services of the API server with their replicas, or the service `name` as a list of at most one.
+
+    Without a controller of SkyServe there is no service; a question about a single service then raises.
+    """
+    import sky
+
+    server()
+    try:
+        records = sky.get(sky.serve.status([name] if name else None))
+    except sky.exceptions.ClusterNotUpError:
+        if name:
+            raise
+        return []
+    return [_service(one) for one in records]
+
+
+def _service(said: dict) -> dict:
+    replicas = [
+        {
+            "id": one["replica_id"],
+            "cluster": one["name"],
+            "state": getattr(one["status"], "value", one["status"]),
+            "version": one.get("version"),
+            "spot": bool(one.get("is_spot")),
+            "launched_at": one.get("launched_at"),
+            "where": "/".join(str(one[key]) for key in ("cloud", "region") if one.get(key)),
+            "machine": one.get("resources_str") or "",
+        }
+        for one in said.get("replica_info") or ()
+    ]
+    status = said["status"]
+    return {
+        "name": said["name"],
+        "state": getattr(status, "value", status),
+        "endpoint": said.get("endpoint") or "",
+        "versions": list(said.get("active_versions") or ()),
+        "version": said.get("version"),
+        "replicas": replicas,
+    }
+
+
+def end_service(name: str, purge: bool = False) -> None:
+    """Ask SkyServe to end a service; `purge` also removes the record of a failed service."""
+    import sky
+
+    server()
+    sky.get(sky.serve.down([name], purge=purge))
+
+
+def has_cluster(name: str) -> bool:
+    """Return whether SkyPilot has a record of a cluster, also of a cluster that SkyServe made.
+
+    SkyPilot's list of clusters omits clusters of services; a question about the endpoints of a cluster does not.
+    """
+    import sky
+
+    server()
+    try:
+        sky.get(sky.endpoints(name))
+    except sky.exceptions.ClusterNotUpError as error:
+        return error.cluster_status is not None or "not found" not in str(error)
+    except ValueError:  # a cloud without endpoints
+        return True
+    return True
+
+
+def end_cluster(name: str) -> None:
+    import sky
+
+    server()
+    sky.get(sky.down(name))
+
+
+def service_log(name: str, replica_id: Any = None, tail: Any = None) -> str:
+    """Return the output of a replica, or of the controller of a service; at most the last `LONGEST_LOG` characters."""
+    import sky
+
+    server()
+    part = "controller" if replica_id is None else "replica"
+    said = TailBuffer()
+    sky.serve.tail_logs(name, part, replica_id=replica_id, follow=False, tail=tail, output_stream=said)
+    return said.getvalue()[-LONGEST_LOG:]
+
+
 class TailBuffer(io.StringIO):
     """Stream with at least the last `LONGEST_LOG` characters, and at most twice as many, of the written text."""
 
@@ -191,7 +305,9 @@ def reply(what: str, given: dict) -> dict:
         return {"kind": kind_of(error), "error": f"{name}{error}", "at": at}
 
 
-QUESTIONS = {one.__name__: one for one in (server, validate, limits, price, launch, queue, cancel, log)}
+OF_JOBS = (server, validate, limits, price, launch, queue, cancel, log)
+OF_SERVICES = (check_service, serve, services, end_service, has_cluster, end_cluster, service_log)
+QUESTIONS = {one.__name__: one for one in (*OF_JOBS, *OF_SERVICES)}
 
 
 class Reading:

@@ -5,8 +5,8 @@
 FOLDER: a checkout with SkyPilot YAML files, such as a fork of SkyPilot. SKY_PYTHON: a Python with SkyPilot 0.14.1, the
 judge. Each file is planned in an empty folder with stand-ins for the local files that the file names, and with a value
 for each variable without one. A file counts as accepted if every key and variable is in the plan, or named in the plan
-as without effect (`accounted`). A file with `service` is planned by `serve.up`. Through SkyPilot, the task that Slipway
-would submit must be valid for SkyPilot, too.
+as without effect (`accounted`). A file with `service` is planned by `serve.up`. Through SkyPilot, the task or service
+that Slipway would submit must be valid for SkyPilot, too.
 """
 
 import argparse
@@ -168,8 +168,9 @@ def verdicts(sample: Sample, provider: str, journal: Journal) -> tuple[str, Plan
     os.environ["HOME"] = f"{sample.folder}-home"
     try:
         with chdir(sample.folder), redirect_stdout(said), redirect_stderr(said):
-            if sample.is_service and provider != "skypilot":
-                missing, plan = served(sample, path, provider, journal), None
+            if sample.is_service:
+                missing = served(sample, path, provider, journal) if provider != "skypilot" else []
+                plan = None
             else:
                 plan, requests = planned(path, provider, sample.values)
                 missing = accounted.missing(sample.documents, plan, requests, said.getvalue(), sample.values)
@@ -180,8 +181,15 @@ def verdicts(sample: Sample, provider: str, journal: Journal) -> tuple[str, Plan
     return (f"not in the plan: {', '.join(missing)}" if missing else ""), plan
 
 
-def submission(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Return the task that Slipway would submit to SkyPilot."""
+def submission(sample: Sample, plan: Plan | None, folder: Path) -> dict[str, Any]:
+    """Return the task that Slipway would submit to SkyPilot, or the service that `serve.up` would hand over."""
+    if plan is None:
+        read = packs.load("packs.skypilot.control.service_file:with_values")
+        settings = Settings.load(ROOT, {}, [f"{name}={value}" for name, value in sample.values.items()])
+        with chdir(sample.folder):
+            (said,) = sample.documents
+            full = packs.load("packs.skypilot.control.service_file:with_full_paths")
+            return dict(full(read(said, sample.folder / "task.yaml", settings)))
     assert plan.job is not None
     job = dataclasses.replace(plan.job, token="sw1-corpus-0123456789abcdef")
     secrets = dict.fromkeys(job.secrets, VALUE)
@@ -223,8 +231,8 @@ def main(words: Sequence[str]) -> int:
                 seen = {one.name: verdicts(one, provider, journal) for one in taken}
                 found[provider] = {name: why for name, (why, _) in seen.items()}
         os.environ["HOME"] = home
-        submitted = {name: plan for name, (why, plan) in seen.items() if plan is not None and not why}
-        texts = [(yaml.safe_dump(submission(plan, scratch)), {}) for plan in submitted.values()]
+        submitted = {one.name: submission(one, seen[one.name][1], scratch) for one in taken if not seen[one.name][0]}
+        texts = [(yaml.safe_dump(one), {}) for one in submitted.values()]
         for name, why in zip(submitted, judged(asked.sky_python, texts, scratch / "judge"), strict=True):
             found[PROVIDERS[-1]][name] = f"SkyPilot refuses the submitted task: {why}" if why else ""
     print(table(found, taken))

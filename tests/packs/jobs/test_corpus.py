@@ -82,7 +82,7 @@ def test_key_that_a_plan_leaves_out_is_found(world, name):
 def test_skypilot_accepts_the_files_and_the_submitted_tasks(world, tmp_path):
     samples, journal = world
     python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
-    plans = [corpus.verdicts(one, "skypilot", journal)[1] for one in samples.values()]
+    plans = {name: corpus.verdicts(one, "skypilot", journal)[1] for name, one in samples.items()}
     texts = [(one.text, one.values) for one in samples.values()]
-    texts += [(json.dumps(corpus.submission(plan, tmp_path)), {}) for plan in plans if plan is not None]
+    texts += [(json.dumps(corpus.submission(one, plans[name], tmp_path)), {}) for name, one in samples.items()]
     assert set(corpus.judged(str(python), texts, tmp_path)) == {""} and len(texts) == 2 * len(samples)

@@ -31,21 +31,31 @@ ROOT = Path(__file__).resolve().parents[3]
 USER = "slipwaybed"
 PYTHON = "/usr/bin/python3"
 
-# SkyPilot judges no job while two public name servers are silent; a local server answers in their place.
+# SkyPilot judges no job while two public name servers are silent; a local server answers in their place. SkyPilot
+# starts no service on Slurm, which opens no ports; on loopback, every port is open.
 PROBE = """
 import importlib.abc, os, sys
 
+def with_probe(module):
+    module._TEST_IP_LIST = [os.environ["BED_PROBE"]]
+
+def with_ports(module):
+    features = module.Slurm._CLOUD_UNSUPPORTED_FEATURES
+    del features[module.clouds.CloudImplementationFeatures.OPEN_PORTS]
+
+CHANGES = {"sky.backends.backend_utils": with_probe, "sky.clouds.slurm": with_ports}
+
 class Here(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name != "sky.backends.backend_utils":
+        change = CHANGES.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         import importlib.util
         spec = importlib.util.find_spec(name)
         run = spec.loader.exec_module
         def exec_module(module):
             run(module)
-            module._TEST_IP_LIST = [os.environ["BED_PROBE"]]
+            change(module)
         spec.loader.exec_module = exec_module
         return spec
 
