@@ -3,9 +3,8 @@
 import sys
 from dataclasses import dataclass
 
-from flows.services import engine_services
+from flows.services import engine_services, variants
 from flows.services import serve as use_case
-from flows.services import variants
 from flows.specs.service import ServeSpec
 from infra.agent.job import Limits
 from infra.flags import flag

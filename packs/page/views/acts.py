@@ -129,7 +129,7 @@ class Acts:
 
         def do() -> None:
             with self.context.journal() as journal:
-                serve.scale(name, least, most, journal)
+                serve.scale(name, least, most, journal, self.context.settings)
                 controller_client.ensure(name, self.context.settings, journal, self.context.add_note)
 
         command = f"inv serve.scale {name} --min-replicas {least} --max-replicas {most}"
