@@ -114,12 +114,7 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
             ),
         ),
         Node(
-            "questions",
-            f"{data}/questions",
-            ("-m", "data", "questions"),
-            MAKE_TALK,
-            QuestionsSpec(),
-            {"text": "text"},
+            "questions", f"{data}/questions", ("-m", "data", "questions"), MAKE_TALK, QuestionsSpec(), {"text": "text"}
         ),
     ]
     found = {node.name: node for node in nodes}
