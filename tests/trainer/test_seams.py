@@ -145,7 +145,7 @@ def test_registered_phase_is_planned_with_its_inputs_and_costs(registered, monke
     plain = PROFILES["tiny"]()
     echo = replace(plain.phases["sft"], phase="echo", mixture={"identity": 1.0})
     whole = replace(plain, phases={**plain.phases, "echo": echo})
-    monkeypatch.setitem(PROFILES, "tiny", lambda: whole)
+    monkeypatch.setitem(PROFILES, "tiny", lambda phases=None: whole)
     who = Persona(name="Ada", maker="us", purpose="to help")
     nodes = recipe(TrainingRequest(phases=("echo",), profile="tiny", persona=who))
     assert nodes["echo"].inputs == {"tokenizer": "tokenizer", "identity": "identity", "sft": "sft", TEACHER: "base"}
