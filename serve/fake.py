@@ -133,7 +133,7 @@ class FakeEngine:
         except (msgspec.DecodeError, AttributeError) as error:
             return _error(400, "Bad Request", f"[{{'type': 'json_invalid', 'msg': {str(error)!r}}}]")
         self.last_headers, self.last_body = {name.lower(): value for name, value in request.headers.items()}, ask
-        if model != script.model and model not in self.variants:
+        if model not in (script.model, *self.variants):
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
         tokens = 16 if tokens is None else int(tokens)  # 16.0 is 16, as in vLLM
         if tokens > script.max_model_len:
