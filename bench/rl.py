@@ -113,7 +113,7 @@ def trl(model: Path, given: argparse.Namespace) -> Iterator[Turn]:
     begin, end = threading.Semaphore(0), threading.Semaphore(0)
     told: dict[str, int] = {"steps": 0, "tokens": 0}
 
-    def reward(completions: Any, completion_ids: Any, answer: Any, **_: Any) -> list[float]:
+    def reward(completions: Any, completion_ids: Any, answer: Any, **_: Any) -> list[float | None]:
         told["tokens"] += sum(map(len, completion_ids))
         said = [one[0]["content"].strip() for one in completions]
         return [float(one == gold) for one, gold in zip(said, answer, strict=True)]
