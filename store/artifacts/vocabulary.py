@@ -118,6 +118,29 @@ def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
+def difference(theirs: Path, ours: Path) -> str:
+    """Return a token of a folder's tokenizer.json that has another id in the folder `ours`, as text; "" for none.
+
+    Compares nothing unless both folders have the file. Raises UnusableDocument.
+    """
+    if not all((folder / TOKENIZER).is_file() for folder in (theirs, ours)):
+        return ""
+    wanted, known = _ids_in(theirs / TOKENIZER), _ids_in(ours / TOKENIZER)
+    for token, number in wanted.items():
+        if known.get(token) != number:
+            said = f"id {known[token]}" if token in known else "no id"
+            return f"{untrusted_input.printable_line(token)} has id {number}, and {said} in {ours}"
+    return ""
+
+
+def _ids_in(file: Path) -> dict[str, int]:
+    said = untrusted_input.load(file, MOST_BYTES, MOST_VALUES, integer=untrusted_input.clamped)
+    try:
+        return ids_of(said)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise untrusted_input.UnusableDocument(f"{file}: the vocabulary cannot be read: {error}") from None
+
+
 def file_of(names: Collection[str]) -> str:
     """Return the name of the tokenizer file among the files of a model, or "" without a tokenizer.
 

@@ -25,7 +25,6 @@ from packs.adapters.records.peft_format import (
     read_adapter,
     read_files,
     shape_of,
-    vocabulary_difference,
 )
 from store import untrusted_input
 from store.artifacts import model_files, vocabulary
@@ -174,15 +173,5 @@ def check_origin(found: ImportedAdapter, commit: str, init: ImportSpec) -> None:
                 f"the adapter was trained on commit {commit[:12]} of {mine}, and --init is commit "
                 f"{init.revision[:12]}. Use --init hf://{theirs}@{commit}"
             )
-    files = [Path(one) / vocabulary.TOKENIZER for one in (found.source, init.source)]
-    if all(one.is_file() for one in files) and (wrong := vocabulary_difference(*map(ids_in, files))):
+    if wrong := vocabulary.difference(Path(found.source), Path(init.source)):
         raise ConfigError(f"the adapter was trained with another vocabulary: {wrong}")
-
-
-def ids_in(file: Path) -> dict[str, int]:
-    """Return the ids in a tokenizer.json by token. Raises UnusableDocument."""
-    said = untrusted_input.load(file, vocabulary.MOST_BYTES, vocabulary.MOST_VALUES, integer=untrusted_input.clamped)
-    try:
-        return vocabulary.ids_of(said)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnusableDocument(f"{file}: the vocabulary cannot be read: {error}") from None

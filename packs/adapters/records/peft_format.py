@@ -143,18 +143,6 @@ def shape_of(adapter: AdapterConfig, header: Mapping[str, TensorHeader]) -> tupl
     return layers, sides
 
 
-def vocabulary_difference(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
-    """Return how the ids of an adapter's tokens differ from the ids of a model, as text; "" = the same ids.
-
-    The model may have more tokens.
-    """
-    for token, one in theirs.items():
-        if ours.get(token) != one:
-            said = f"id {ours[token]}" if token in ours else "no id"
-            return f"{printable_line(token)} has id {one} in the adapter's tokenizer, and {said} in the model's"
-    return ""
-
-
 def read_files(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, TensorHeader]]:
     """Return the content of adapter_config.json and the header of the tensors in a folder; read every number.
 

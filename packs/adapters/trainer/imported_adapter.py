@@ -14,9 +14,8 @@ from typing import Any
 from data.config import StepContext, load
 from data.errors import ConfigError
 from packs.adapters.records.lora_config import ImportedAdapter
-from packs.adapters.records.peft_format import CONFIG, WEIGHTS, content_digest, shape_of, vocabulary_difference
+from packs.adapters.records.peft_format import CONFIG, WEIGHTS, content_digest, shape_of
 from packs.adapters.trainer import lora
-from store import untrusted_input
 from store.artifacts import model_files, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.model_files import CHANGED
@@ -59,11 +58,12 @@ def publish(spec: ImportedAdapter, making: StepContext) -> dict[str, Any]:
         if (stored, *found) != (spec.adapter, spec.layers, spec.sides) or not is_same:
             raise Refused(f"{folder}: the adapter has changed since the plan; plan again")
         spec.check(stored, config)
+        if wrong := vocabulary.difference(folder, words):
+            raise Refused(f"{folder}: the adapter was trained with another vocabulary: {wrong}")
     except (ConfigError, UnusableDocument) as error:
         raise Refused(f"{folder}: {error}") from None
     if (folder / CHANGED).is_file():
         changes.check_base(folder, hf)
-    refuse_other_vocabulary(folder, words)
     of = changes.changed_model(making.inputs[role], base)
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
@@ -84,18 +84,3 @@ def publish(spec: ImportedAdapter, making: StepContext) -> dict[str, Any]:
         }
         Store(making.store).publish(draft, making.name, making.fingerprint, {**about, **making.provenance})
     return about
-
-
-def refuse_other_vocabulary(folder: Path, words: Path) -> None:
-    """Raise Refused if the folder of the adapter has a tokenizer.json with other ids than the tokenizer in `words`."""
-    files = [one / vocabulary.TOKENIZER for one in (folder, words)]
-    if not all(one.is_file() for one in files):
-        return
-    try:
-        theirs, ours = (
-            vocabulary.ids_of(untrusted_input.load(one, vocabulary.MOST_BYTES, vocabulary.MOST_VALUES)) for one in files
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refused(f"{files[0]}: the vocabulary cannot be compared: {error}") from None
-    if wrong := vocabulary_difference(theirs, ours):
-        raise Refused(f"{folder}: the adapter was trained with another vocabulary: {wrong}")

@@ -19,7 +19,7 @@ from infra.settings import Settings
 from packs.adapters.control.flags import AdapterFlags
 from packs.adapters.control.imported_adapter import check_origin, read, resolve
 from packs.adapters.records.lora_config import AdapterPhaseConfig, with_adapter
-from packs.adapters.records.peft_format import is_finite, vocabulary_difference
+from packs.adapters.records.peft_format import is_finite
 from store.artifacts.artifacts import Store
 from tests.hub import FolderRepo, serving
 from tests.packs.adapters.test_lora import BASE, adapted, renamed, rewrite, with_tensors
@@ -192,15 +192,26 @@ def test_adapter_of_another_model_of_the_hub_is_refused(stored, settings, said, 
         check_origin(found, commit, init)
 
 
-def test_adapter_of_another_vocabulary_is_refused(stored, settings, tmp_path):
-    one = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "<s>", "id": 2}]}
-    assert vocabulary_difference({"a": 0, "b": 1}, {"a": 0, "b": 1, "x": 2}) == ""
-    assert "'b' has id 1 in the adapter's tokenizer, and id 2" in vocabulary_difference({"b": 1}, {"a": 0, "b": 2})
+@pytest.mark.parametrize(
+    "ours, added, wrong",
+    [
+        ({"a": 0, "b": 1, "x": 3}, {"<s>": 2}, ""),
+        ({"a": 0, "b": 1}, {}, "'<s>' has id 2, and no id in"),
+        ({"a": 0, "b": 2}, {"<s>": 1}, "'b' has id 1, and id 2 in"),
+    ],
+    ids=["more tokens", "missing", "other id"],
+)
+def test_adapter_of_another_vocabulary_is_refused(stored, settings, tmp_path, ours, added, wrong):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({**one, "added_tokens": []}))
-    (stored / "tokenizer.json").write_text(json.dumps(one))
-    with pytest.raises(UsageError, match="another vocabulary: '<s>' has id 2 in the adapter's tokenizer, and no id"):
-        described(stored, settings, replace(INIT, source=str(tmp_path / "model")))
+    for folder, words, more in ((stored, {"a": 0, "b": 1}, {"<s>": 2}), (tmp_path / "model", ours, added)):
+        tokens = [{"content": token, "id": number} for token, number in more.items()]
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}, "added_tokens": tokens}))
+    init = replace(INIT, source=str(tmp_path / "model"))
+    if not wrong:
+        assert described(stored, settings, init).imported_adapter
+        return
+    with pytest.raises(UsageError, match=f"another vocabulary: {wrong}"):
+        described(stored, settings, init)
 
 
 @pytest.mark.process
