@@ -36,7 +36,9 @@ from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.service import Service
-from store.manifest import StoreError
+from store.artifacts import references
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError, kind_of
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"
@@ -224,9 +226,17 @@ def first_version(
         engine=chosen,
         provider=provider,
         model=source,
+        model_name=old.model_name if old and old.model == source else named(source, store),
         store=store,
         weights=weights_of(source),
     )
+
+
+def named(source: str, store: str) -> str:
+    """Return the name of the artifact at a location in a store, or the location of a model without a name."""
+    kept = references.kept_at(source)
+    found = Store(store).artifacts() if kept else []
+    return next((one.name for one in found if (kind_of(one.name), one.fingerprint) == kept), source)
 
 
 def own_version(document: Mapping[str, Any], provider: str, store: str, name: str) -> Version:

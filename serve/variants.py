@@ -29,6 +29,8 @@ class Variant:
     """Folder on this machine, or the address of a folder: hf://, s3:// or gs://."""
     identity: str
     """Text that differs for each content."""
+    title: str
+    """Source for users: the name of an artifact, a folder or an address."""
     rank: int
     """Rank of the change, for the memory that an engine reserves."""
 

@@ -192,6 +192,7 @@ def about(op: Op, settings: Settings, now: float) -> dict[str, Any]:
         "versions": seen.get("versions", []),
         "wanted_version": seen.get("version"),
         "model": "",
+        "model_name": "",
         "engine": op.vendor,
         "held": problem,
         "unproven": of_engine(engine).unproven,

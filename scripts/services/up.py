@@ -24,9 +24,6 @@ from serve.policy.service_state import Version
 from serve.processes import controller_process
 from serve.replicas import placement
 from store import terminal
-from store.artifacts import references
-from store.artifacts.artifacts import Store
-from store.manifest import kind_of
 
 SHOWN = 20
 
@@ -120,6 +117,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
             {
                 "service": name,
                 "model": version.model,
+                "model_name": version.model_name,
                 "engine": version.engine,
                 "min_replicas": least,
                 "max_replicas": most,
@@ -161,15 +159,4 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
 
 
 def _engine_of(version: Version) -> str:
-    return f"{model_of(version)} on engine {version.engine}" if version.model else "`run` of the file"
-
-
-def model_of(version: Version) -> str:
-    """Return the name of the model in the store, or the location of a model without a name."""
-    kept = references.kept_at(version.model)
-    named = (
-        [one.name for one in Store(version.store).artifacts() if (kind_of(one.name), one.fingerprint) == kept]
-        if kept
-        else []
-    )
-    return next(iter(named), version.model)
+    return f"{version.model_name} on engine {version.engine}" if version.model else "`run` of the file"

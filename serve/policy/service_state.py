@@ -39,6 +39,8 @@ class Version:
     model: str
     """Model source as accepted by `models.resolve`; a model on this machine is a folder, so all replicas serve the same
     weights."""
+    model_name: str = ""
+    """Name of the model for users: of the artifact at the start of the version, or the source."""
     store: str = ""
     """Store of our artifacts."""
     weights: str = ""

@@ -56,7 +56,7 @@ def show(name: str, wanted: WantedService, seen: ServiceRecord, as_json: bool) -
     for one, variant in wanted.variants.items():
         has = [member.run for member in ready if member.variants.get(one) == variant.identity]
         refused = next((m.refused[variant.identity] for m in ready if variant.identity in m.refused), "")
-        rows.append({"name": one, "source": variant.source, "rank": variant.rank, "replicas": has, "problem": refused})
+        rows.append({"name": one, "source": variant.title, "rank": variant.rank, "replicas": has, "problem": refused})
     if as_json:
         print_json({"service": name, "adapters": rows, "ready_replicas": len(ready)})
     elif not rows:

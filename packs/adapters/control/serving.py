@@ -79,7 +79,12 @@ def resolve(typed: str, model: str, settings: Settings) -> Variant:
             check_model(found, place, Path(model))
     except (ConfigError, UnusableDocument, StoreError) as error:
         raise UsageError(f"the adapter {typed}: {error}") from None
-    return Variant(source=place, identity=f"{place} {found.content or found.revision}", rank=found.adapter.rank)
+    return Variant(
+        source=place,
+        identity=f"{place} {found.content or found.revision}",
+        title=found.source.removeprefix(STORE),
+        rank=found.adapter.rank,
+    )
 
 
 def check_model(found: ImportedAdapter, place: str, model: Path) -> None:

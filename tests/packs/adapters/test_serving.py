@@ -116,7 +116,7 @@ def test_named_adapters_are_read_and_wrong_words_are_refused():
 
 def test_new_model_under_the_adapters_of_another_model_is_refused(tmp_path):
     version = planned(tmp_path).version
-    old = WantedService(versions=(version,), variants={"a": Variant(source="x", identity="1", rank=2)})
+    old = WantedService(versions=(version,), variants={"a": Variant(source="x", identity="1", title="x", rank=2)})
     variants.check_model("demo", version, old)
     with pytest.raises(UsageError, match="demo has variants of the model .*: a. Remove the variants first"):
         variants.check_model("demo", dataclasses.replace(version, weights="other"), old)
@@ -124,7 +124,7 @@ def test_new_model_under_the_adapters_of_another_model_is_refused(tmp_path):
 
 def test_adapters_are_settled_when_each_ready_replica_has_loaded_or_refused_them(tmp_path):
     version = planned(tmp_path).version
-    wanted = WantedService(versions=(version,), variants={"a": Variant(source="x", identity="1", rank=2)})
+    wanted = WantedService(versions=(version,), variants={"a": Variant(source="x", identity="1", title="x", rank=2)})
     ready = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
 
     def settled(**more) -> bool:

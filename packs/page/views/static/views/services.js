@@ -61,7 +61,7 @@ function service(one) {
     h("h2", { style: { "font-size": "18px" } }, one.service, " ", state(one.state)),
     h("div", { class: "tiles" }, tile("ready", `${one.ready} of ${one.target}`), tile("requests per second", seen.qps.toFixed(2)), tile("answer, median", seconds(seen.latency_s.p50)), tile("95th percentile", seconds(seen.latency_s.p95)), tile("99th", seconds(seen.latency_s.p99)),
       tile("first token, median", seconds(seen.time_to_first_token_s.p50)), tile("waiting, 95th", seconds(seen.queue_s.p95)), tile("failed", `${seen.failed} of ${seen.requests}`), tile("price", Number(one.usd_per_hour) ? `${usd(one.usd_per_hour)}/h` : "free")),
-    card("", h("dl", {}, h("dt", {}, "address"), h("dd", {}, h("code", {}, one.endpoint ?? "none yet")), h("dt", {}, "model"), h("dd", {}, one.model), h("dt", {}, "engine"), h("dd", {}, one.engine), one.held && [h("dt", {}, "held"), h("dd", { class: "error" }, one.held)]),
+    card("", h("dl", {}, h("dt", {}, "address"), h("dd", {}, h("code", {}, one.endpoint ?? "none yet")), h("dt", {}, "model"), h("dd", { title: one.model }, one.model_name), h("dt", {}, "engine"), h("dd", {}, one.engine), one.held && [h("dt", {}, "held"), h("dd", { class: "error" }, one.held)]),
       h("p", { class: "small" }, h("a", { href: `#/logs?service=${encodeURIComponent(one.service)}` }, "Requests"), " · ", h("a", { href: `#/chat?model=${encodeURIComponent(`service ${one.service}`)}` }, "Chat"))),
     card("Replicas", table([["id", "number"], "state", "serves", "version", "where", "kind", ["price", "number"], ["age", "number"], ["ready after", "number"], ["now", "wrap"]], rows, `Replicas of ${one.service}`)),
   ];
