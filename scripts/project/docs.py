@@ -30,8 +30,9 @@ PAGES = (
     *("docs/reference/*.md", "packs/*/reference.md", "CONTRIBUTING.md", "docs/contributing/*.md"),
 )
 LEFT_OUT = ("docs/reference/requirements.md",)  # a table of tests
-# Weights of pages for contributors and of generated tables: a guide with the same words comes first.
+# Weights of pages: questions of readers before guides, guides before pages for contributors and generated tables.
 WEIGHTS = {
+    "docs/questions.md": 1.3,
     "docs/contributing/": 0.5,
     "CONTRIBUTING.md": 0.5,
     "docs/architecture.md": 0.5,
