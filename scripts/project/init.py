@@ -57,6 +57,9 @@ def init(spec: InitFlags) -> None:
             ask_for_store()
     except QuestionsEnded:
         render.say("")
+    except KeyboardInterrupt:
+        render.say(f"\nstopped; earlier answers are kept in {env_file.NAME}")
+        raise
     env_file.set_variables(ROOT, {})  # also restrict the permissions of an existing file
     tell_what_next(context.settings())
 

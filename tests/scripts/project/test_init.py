@@ -123,6 +123,14 @@ def test_store_is_tried_and_the_end_of_the_input_ends_the_questions(tmp_path, en
     assert two.end() == 0
 
 
+def test_ctrl_c_ends_the_questions_on_a_line_of_its_own(tmp_path, environ):
+    one = Terminal(tmp_path, environ, "lium")
+    one.until("LIUM_API_KEY: ")
+    os.write(one.terminal, b"\x03")
+    assert one.end() == 130
+    assert "\r\nstopped; earlier answers are kept in .env\r\n" in one.seen, one.seen
+
+
 def test_init_without_a_terminal_explains_the_next_command_and_changes_no_file(tmp_path, environ):
     words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(words, env=environ, input="x\n", capture_output=True, text=True)
