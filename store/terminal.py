@@ -30,6 +30,7 @@ _COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?<![\w/])(?:\./)?inv [a-z][\w.-]*(?: [^\s;,]+)?(?: (?=\S*[-/_A-Z0-9<])[^\s;,]+)*"
 )
 _FIRST_COLUMN = re.compile(r"(\s*\S.*?\s{2,})\S")
+_INDENT = re.compile(r"\s*(?:- )?")
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|min|h|d|[kMGT]?B|USD|%)\b)")
 _HELD = "\x00"  # placeholder for a non-breaking space
 
@@ -94,7 +95,7 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
 
 
 def wrap_text(text: str, stream: TextIO) -> str:
-    """Return `text` wrapped for `stream`; continuation lines of two-column text start at the second column."""
+    """Return `text` wrapped for `stream`; the next lines start at the indent, or in the second column, of the first."""
     if not stream.isatty():
         return text
     width = width_of(stream)
@@ -112,8 +113,8 @@ def width_of(stream: TextIO) -> int:
 
 
 def _wrapped(line: str, width: int) -> str:
-    column = _FIRST_COLUMN.match(line)
-    hang = column.end(1) if column and column.end(1) < width // 2 else 0
+    column, indent = _FIRST_COLUMN.match(line), _INDENT.match(line)
+    hang = column.end(1) if column and column.end(1) < width // 2 else indent.end() if indent else 0
     held = _UNIT.sub(_HELD, _COMMAND.sub(lambda found: found[0].replace(" ", _HELD), line[hang:]))
     wrapped = textwrap.wrap(
         held, width - hang, break_long_words=False, break_on_hyphens=False, replace_whitespace=False

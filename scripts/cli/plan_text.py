@@ -78,7 +78,7 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
         table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, time, *why)
     out = console(stderr)
     if plan.artifacts:
-        out.print(table)
+        out.print(table, "")
     for line in (*plan.notes, *mount_lines(plan)):
         out.print(clean(line), markup=False)
     for one in plan.doubtful:

@@ -29,6 +29,7 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     """Print the offers, the cost of the first offer, and the events that end the pod."""
     assert plan.job is not None
     show_offers(plan.request, offers)
+    render.say("")
     first = offers[0]
     found = plan.displayed_estimate
     if found is None or not found.steps:
@@ -60,7 +61,7 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
 
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:
     gpu = f"{request.gpu} " if request.gpu and request.gpu.count(",") < MOST_NAMED else ""
-    render.say(f"=== Available {gpu}Instances (sorted by price) ===")
+    render.say(f"\n=== Available {gpu}Instances (sorted by price) ===")
     show_table(offers[: prompts.SHOWN])
     if len(offers) > prompts.SHOWN:
         render.say(f"and {render.count(len(offers) - prompts.SHOWN, 'more offer')} (inv offers)")
@@ -87,9 +88,9 @@ def show_ends(
     ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
     text = columns([*rows, *((end.what, end.by, end.backstop) for end in ends)], out=sys.stderr)
     if "\n" * len(ends) != "".join(one for one in text if one == "\n"):  # too wide for the terminal: a paragraph each
-        each = [f"{end.what}: {end.by}; with {here or 'the laptop'} off: {end.backstop}" for end in ends]
-        text = "\n- ".join(["what ends a pod:", *each])
-    render.say(text)
+        each = [f"- {end.what}:\n  {end.by}\n  {here or 'laptop'} off: {end.backstop}" for end in ends]
+        text = "\n".join(["what ends a pod:", *each])
+    render.say(f"\n{text}\n")
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
     if not here:

@@ -52,6 +52,14 @@ def test_continued_text_of_an_indented_second_column_is_aligned(screen):
     assert (first, second) == ("  ./inv status    every run: state, step, cost, and all the", f"{' ' * 18}limits")
 
 
+def test_continued_text_of_a_list_item_is_indented(screen):
+    for indent in ("- ", "  ", "  - "):
+        first, second = terminal.wrap_text(
+            f"{indent}the machine is taken away: the supervisor continues the run", screen
+        ).split("\n")
+        assert first.startswith(f"{indent}the") and second.startswith(" " * len(indent)) and second.strip()[0] != "-"
+
+
 def test_columns_stay_columns(screen):
     said = "/model [NAME]    who answers; with NAME: that one from here on, where there are several\n/help  this"
     first, second, third = terminal.wrap_text(said, screen).split("\n")
