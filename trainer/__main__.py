@@ -124,7 +124,7 @@ def train(flags: argparse.Namespace) -> None:
     import importlib
 
     from trainer.parallel.process_group import join_process_group
-    from trainer.run import make_if_missing, place_of_stage
+    from trainer.publishing import make_if_missing, place_of_stage
 
     raw = read_config(flags.config, {"making", "spec", "keeping", "extensions"})
     extensions.receive(raw.get("extensions", {}))
@@ -156,7 +156,7 @@ def adopt_model(flags: argparse.Namespace) -> None:
     from trainer import import_model
     from trainer.model import changes
     from trainer.parallel.process_group import Ranks
-    from trainer.run import make_if_missing
+    from trainer.publishing import make_if_missing
 
     raw = read_config(flags.config, {"making", "spec"})
     making, said = load(StepContext, raw.get("making", {}), "making"), raw.get("spec", {})

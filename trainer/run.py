@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,10 @@ import torch
 from torch import Tensor
 
 from data.config import StepContext
-from data.events import emit
 from data.tokens import tokenizer as tokenizers
 from store import packs
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
-from store.manifest import stage_name
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.checkpoints.start_date import run_start_date
 from trainer.config import CheckpointOptions, PhaseConfig
@@ -32,7 +31,7 @@ from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import changes, export
-from trainer.model.changes import ModelChange
+from trainer.model.changes import TrainedChange
 from trainer.model.decoder import Decoder, initialise, uninitialized_decoder
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
@@ -41,7 +40,7 @@ from trainer.parallel.placement import choose_layout, explain_out_of_memory, is_
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shard_optimizer_state
 from trainer.records.model_config import ModelConfig
-from trainer.records.phase_registry import CHANGE, PHASES, model_roles, starts_from
+from trainer.records.phase_registry import CHANGE, model_roles, starts_from
 from trainer.reporting import tokens_in_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
@@ -95,7 +94,8 @@ class PhaseRun:
 
         Continue the change of the previous phase if the artifact of the previous phase is a change.
         """
-        change: ModelChange = packs.load(self.config.change)()
+        assert self.change is not None, "the caller asks for a change"
+        change = self.change.kind
         model, _ = self._model(
             self.config.model, lambda model: self.load_weights(model, self.changed, is_published=True), is_frozen=True
         )
@@ -106,6 +106,14 @@ class PhaseRun:
             change.restore(model, hf)
         self.sharding = shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 else WHOLE
         return model
+
+    @cached_property
+    def change(self) -> TrainedChange | None:
+        """Return the change that this phase trains, or None if the phase trains the model itself."""
+        if not self.config.change:
+            return None
+        kind = packs.load(self.config.change)()
+        return TrainedChange(kind, self.config, self.making.inputs[self.changed], self.input(self.changed))
 
     @property
     def changed(self) -> str:
@@ -310,14 +318,13 @@ class PhaseRun:
     def _write_model(self, folder: Path, model: Decoder) -> dict[str, Any]:
         """Write the Hugging Face folder of the artifact, and return further facts about the artifact."""
         config, dtype = self.config, served_dtype(self.config)
-        if not config.change:
+        if self.change is None:
             export.write(folder, config.model, model.state_dict(), self.tokenizer_folder, dtype)
             return {}
-        of = changes.changed_model(self.making.inputs[self.changed], self.input(self.changed))
-        change: ModelChange = packs.load(config.change)()
+        of = self.change.changed
         export.write_without_weights(folder, config.model, self.tokenizer_folder, dtype, {"model_change": True})
         changes.write_changed(folder, of)
-        change.write(folder, model, config, of)
+        self.change.write(folder, model)
         return {"changes": {"name": of.name, "fingerprint": of.fingerprint}, "params_learning": config.num_learning}
 
 
@@ -377,33 +384,6 @@ def served_dtype(config: PhaseConfig) -> torch.dtype:
     the folder always holds float32 parameters.
     """
     return torch.float32 if config.dtype == "float32" or config.model.has_masters else torch.bfloat16
-
-
-def make_if_missing(
-    making: StepContext, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = ""
-) -> dict[str, Any]:
-    """Return the facts about the artifact, calling `make` only when the store has no whole copy.
-
-    Point the artifact's name and `second_name` (if given) at the fingerprint, because a previous process may have been
-    killed between publishing and naming.
-    """
-    store = Store(making.store)
-    found = store.find(making.name, making.fingerprint)
-    is_due = ranks.broadcast(bool(found.problem))
-    if ranks.is_first and not is_due:  # a kill may have come before the name was set
-        store.point_name(making.name, making.fingerprint)
-    about = make() if is_due else {name: one for name, one in found.about.items() if name not in making.provenance}
-    if ranks.is_first and second_name:
-        store.point_name(second_name, making.fingerprint)
-    emit("result", name=making.name, fingerprint=making.fingerprint, **about)
-    return about
-
-
-def place_of_stage(making: StepContext, config: PhaseConfig, keeping: CheckpointOptions) -> str:
-    """Return the second store name of a phase with an alias, as recipes refer to the stage, or "" for other phases."""
-    phase, (folder, _, model) = PHASES[config.phase], making.name.partition("/")
-    is_stage = phase.alias and model and folder == phase.folder
-    return stage_name(keeping.prefix or "checkpoint", model, phase.alias) if is_stage else ""
 
 
 def open_input(making: StepContext, role: str) -> Path:

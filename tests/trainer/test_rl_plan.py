@@ -313,6 +313,7 @@ def test_training_processes_see_only_their_gpus_and_each_engine_its_share_of_the
         "side_by_side": 8,
         "memory_share": 0.8,
         "temperature": 1.0,
+        "rank": 0,
     }
     opened = [vllm_child.options({**asked, "tensor_parallel": one.tensor_parallel}) for one in engines]
     assert {one["tensor_parallel_size"] for one in opened} == {over} and opened[0]["gpu_memory_utilization"] == 0.8
@@ -326,6 +327,7 @@ def engine_on(folder, device, **rl) -> Vllm:
         machine=SimpleNamespace(device=torch.device(device)),
         checkpoints=SimpleNamespace(folder=folder),
         config=SimpleNamespace(sequence_len=64),
+        change=None,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIPWAY_WORK", str(folder))

@@ -10,6 +10,7 @@ shape and the tokenizer, and `CHANGED` names the changed model with a digest of 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,48 @@ class ModelChange:
         """Return a model with the change in `folder` that shares all other weights with `model`. Raises Refused."""
         raise NotImplementedError
 
+    def merged(self, model: Any, earlier: Any = None) -> Any:
+        """Return a decoder that computes as `model` does now, without the added parameters.
+
+        Unchanged weights are shared with `model`. earlier: a former result, whose changed weights are overwritten.
+        """
+        raise NotImplementedError
+
+    def vllm_rank(self, config: Any) -> int:
+        """Return the rank of the parameters, by which vLLM reserves memory."""
+        raise NotImplementedError
+
     def publish_imported(self, raw: Mapping[str, Any], making: Any) -> dict[str, Any]:
         """Publish an external change as an artifact, and return the facts about the artifact. Raises Refused.
 
         raw: the fields of `PhaseConfig.imported_change`; making: `data.config.StepContext`.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TrainedChange:
+    """The change that a phase trains."""
+
+    kind: ModelChange
+    config: Any
+    """`trainer.config.PhaseConfig`."""
+    base: Input
+    """Artifact of the changed model."""
+    base_folder: Path
+
+    @cached_property
+    def changed(self) -> ChangedModel:
+        """Return the record of the changed model; read all weights. Raises Refused."""
+        return changed_model(self.base, self.base_folder)
+
+    @property
+    def vllm_rank(self) -> int:
+        return self.kind.vllm_rank(self.config)
+
+    def write(self, folder: Path, model: Any) -> None:
+        """Write the learning parameters of a model, and the marker file."""
+        self.kind.write(folder, model, self.config, self.changed)
 
 
 def change_in(folder: Path) -> ModelChange | None:

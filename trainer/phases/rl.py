@@ -26,7 +26,7 @@ from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.policy import Embedded, Policy, RemoteEngine, RolloutEngine, stops
 from trainer.rollouts.problem_sampler import Drawn, Problems
 from trainer.rollouts.source import Rollouts
-from trainer.rollouts.vllm_engine import EngineSettings, Vllm
+from trainer.rollouts.vllm_engine import ChangeFiles, EngineSettings, Vllm
 from trainer.run import PhaseRun, phase_run, work_folder
 
 SHOWN = 3  # problems shown repeatedly in the report
@@ -79,9 +79,9 @@ def train_and_publish(phase: PhaseRun, mixture: Mapping[str, float], judges: Map
 
 def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
     """Return the rollout engine: embedded, vLLM on the first process, or a stub elsewhere. Raises Refused."""
-    stop = stops(phase.tokenizer)
+    stop, change = stops(phase.tokenizer), phase.change
     if rl.engine == "embedded":
-        return Embedded(stop, rl.side_by_side)
+        return Embedded(stop, rl.side_by_side, change.kind if change else None)
     if not phase.ranks.is_first:
         return RemoteEngine()
     logs = work_folder().parent / "logs"  # log folder of a pod
@@ -94,6 +94,7 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
         rl.temperature,
         rl.engine_memory,
         devices_of(phase, rl.engine_tensor_parallel),
+        ChangeFiles(change.vllm_rank, change.write) if change else None,
     )
     return Vllm(stop, opening, log)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
+from trainer.model.changes import ModelChange
 from trainer.model.decoder import Decoder, uninitialized_decoder
 from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, JudgedAnswer, Reward
@@ -62,6 +64,10 @@ class RolloutEngine(Protocol):
     def is_external(self) -> bool:
         """Return True if the engine runs outside of the training: shared by all processes, and parallel to updates."""
 
+    @property
+    def transfer(self) -> Mapping[str, float]:
+        """Return metrics of the last `load_weights`: seconds and MB, {} without a transfer to another process."""
+
     def load_weights(self, model: Decoder) -> None:
         """Use the weights of this model from now on."""
 
@@ -75,19 +81,24 @@ class RolloutEngine(Protocol):
 class Embedded:
     """Engine inside the training process, with a copy of the weights in the model's compute dtype.
 
-    A model with float32 as the compute dtype is used without a copy.
+    A model with float32 as the compute dtype is used without a copy. A change of a frozen model is merged into a copy
+    of the changed weights.
     """
 
     is_external = False
+    transfer: Mapping[str, float] = MappingProxyType({})
 
-    def __init__(self, stop: Sequence[int], side_by_side: int) -> None:
-        self.stop, self.side_by_side = stop, side_by_side
+    def __init__(self, stop: Sequence[int], side_by_side: int, change: ModelChange | None = None) -> None:
+        self.stop, self.side_by_side, self.change = stop, side_by_side, change
         self.model: Decoder | None = None
         self.copy: Decoder | None = None
 
     def load_weights(self, model: Decoder) -> None:
         """Use the weights of this model from now on."""
         self.model = model
+        if self.change is not None:
+            self.copy = self.change.merged(model, self.copy)
+            return
         if model.compute_dtype == torch.float32:
             return
         if self.copy is None:
@@ -110,6 +121,7 @@ class RemoteEngine:
     """Placeholder for the engine of the first process; this process receives the answers from the first process."""
 
     is_external = True
+    transfer: Mapping[str, float] = MappingProxyType({})
 
     def load_weights(self, model: Decoder) -> None:
         """Do nothing: the weights of all processes are equal."""

@@ -74,6 +74,7 @@ class Rollouts(Source):
             place = first // self.rl.num_iterations
             made = self._make_batch(place, model) if self.next_round.is_started(place) else None
             self.policy.engine.load_weights(model)
+            figures |= self.policy.engine.transfer
             if self.rl.eval_every and step % self.rl.eval_every == 0:
                 figures |= self._measure_policy()
             made = made or self._make_batch(place, model)

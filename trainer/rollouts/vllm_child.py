@@ -8,7 +8,7 @@ child opens no port, and exits together with the parent.
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, get_args
 
 from data.single_writer import PARENT, exit_with_parent
 from trainer.rewards.worker import READY
@@ -21,17 +21,20 @@ def main() -> None:
     os.dup2(2, 1)
     print(json.dumps(READY), file=out)
     engine: Any = None
+    change: Any = None  # request of vLLM for the last change of the model
     for line in sys.stdin:
         asked = json.loads(line)
+        answer: Any = {}
         if "open" in asked:
             engine = opened(asked)
-            answer: Any = {}
+            change = changed(engine, None, asked["change"]) if asked["change"] else None
+        elif "load" in asked and change is not None:
+            change = changed(engine, change, asked["load"])
         elif "load" in asked:
             engine.collective_rpc("take_weights", args=(asked["load"],))
             engine.reset_prefix_cache()  # cached keys and values belong to the old weights
-            answer = {}
         else:
-            answer = answers(engine, asked)
+            answer = answers(engine, asked, change)
         print(json.dumps(answer), file=out)
 
 
@@ -44,6 +47,8 @@ def opened(asked: dict[str, Any]) -> Any:
 
 def options(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for creating the engine."""
+    rank = asked["rank"]
+    of_change = {"enable_lora": True, "max_loras": 1, "max_lora_rank": reserved_rank(rank)} if rank else {}
     return {
         "model": asked["open"],
         "tensor_parallel_size": asked["tensor_parallel"],
@@ -56,10 +61,33 @@ def options(asked: dict[str, Any]) -> dict[str, Any]:
         "disable_log_stats": True,
         "logprobs_mode": "raw_logprobs" if asked["temperature"] == 1 else "processed_logprobs",
         "worker_extension_cls": "trainer.rollouts.vllm_child.Weights",
+        **of_change,
     }
 
 
-def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
+def reserved_rank(rank: int) -> int:
+    """Return the smallest rank from `rank` on for which vLLM has memory layouts."""
+    from vllm.config.lora import MaxLoRARanks
+
+    return min(one for one in get_args(MaxLoRARanks) if one >= rank)
+
+
+def changed(engine: Any, before: Any, folder: str) -> Any:
+    """Load a LoRA adapter in the place of the adapter `before`; return the request of vLLM that selects the adapter.
+
+    A new name also separates the cached keys and values from those of the earlier adapter.
+    """
+    from vllm.lora.request import LoRARequest
+
+    number = before.lora_int_id + 1 if before else 1
+    request = LoRARequest(lora_name=f"change-{number}", lora_int_id=number, lora_path=folder)
+    if before:
+        engine.llm_engine.remove_lora(before.lora_int_id)
+    engine.llm_engine.add_lora(request)
+    return request
+
+
+def answers(engine: Any, asked: dict[str, Any], change: Any) -> list[list[Any]]:
     """Return [ids, ln p, ended] of each answer, with the answers to a prompt in sequence."""
     from vllm import SamplingParams
 
@@ -81,7 +109,7 @@ def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
     ]
     prompts = [{"prompt_token_ids": one} for one in asked["prompts"]]
     found = []
-    for given in engine.generate(prompts, how, use_tqdm=False):
+    for given in engine.generate(prompts, how, use_tqdm=False, lora_request=change):
         for one in sorted(given.outputs, key=lambda output: output.index):
             ids = list(one.token_ids)
             logprobs = [at[token].logprob for at, token in zip(one.logprobs, ids, strict=True)]

@@ -9,6 +9,7 @@ question. Several processes, each on a GPU, share the prompts of a round.
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -38,6 +39,30 @@ Probed = tuple[list[int], Tensor]  # greedy answer to the probe, and ln p of the
 
 
 @dataclass(frozen=True)
+class ChangeFiles:
+    """The files of a change of a frozen model: vLLM reads the model once, and the change before each round."""
+
+    rank: int
+    write: Callable[[Path, Decoder], None]
+    """Write the change of a model to a folder."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a round on the disk."""
+
+    model: Path
+    """Hugging Face folder."""
+    change: Path | None = None
+    """Folder of a change of this model."""
+
+    @property
+    def newest(self) -> Path:
+        """Return the folder that was written for this round."""
+        return self.change or self.model
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """Settings for creating the engine."""
 
@@ -52,6 +77,8 @@ class EngineSettings:
     """Share of a GPU's memory for weights and cache."""
     devices: tuple[str, ...] = ("",)
     """An entry per process: the GPUs for the model, in the form of CUDA_VISIBLE_DEVICES; "" = CPU."""
+    change: ChangeFiles | None = None
+    """None if the training changes all weights."""
 
 
 class Vllm:
@@ -67,8 +94,9 @@ class Vllm:
         self.threads = ThreadPoolExecutor(len(self.processes), "vllm")
         self.turn = RLock()  # a thread may generate answers while a second thread brings weights
         self.number = 0
-        self.weights: Path | None = None
+        self.weights: Weights | None = None
         self.num_rows = 0  # of the model's head
+        self.transfer: Mapping[str, float] = {}
 
     def load_weights(self, model: Decoder) -> None:
         """Load the weights of this model.
@@ -76,22 +104,40 @@ class Vllm:
         Raises Refused if a process does not start, TrainerError if vLLM's log-probabilities differ from the model's.
         """
         with self.turn:
+            began = time.perf_counter()
             self.number += 1
             self.num_rows = model.config.vocab_size
-            before, self.weights = self.weights, self.opening.folder / f"weights-{self.number}"
-            shutil.rmtree(self.weights, ignore_errors=True)
-            if before is None:
-                export.write(
-                    self.weights, model.config, model.state_dict(), self.opening.tokenizer, model.compute_dtype
-                )
-            else:
-                shutil.copytree(before, self.weights, ignore=shutil.ignore_patterns("*.safetensors*"))
-                export.write_weights(self.weights, model.state_dict(), model.compute_dtype)
-            weights = self.weights
+            before, weights = self.weights, self._write(model)
+            self.weights = weights
             with uncompiled(model):
                 self._run_parallel([partial(one.load_weights, model, weights) for one in self.processes])
             if before is not None:
-                shutil.rmtree(before, ignore_errors=True)
+                shutil.rmtree(before.newest, ignore_errors=True)
+            size = sum(one.stat().st_size for one in weights.newest.iterdir() if one.is_file())
+            took_s = time.perf_counter() - began
+            self.transfer = {"weights_mb": round(size / 1e6, 3), "weights_s": round(took_s, 3)}
+
+    def _write(self, model: Decoder) -> Weights:
+        """Write the weights of a round to a new folder."""
+        opening, before = self.opening, self.weights
+        folder = opening.folder / f"weights-{self.number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        if opening.change is not None:
+            whole = before.model if before else opening.folder / "model"
+            if before is None:
+                learning = model.learning_state()
+                frozen = {name: one for name, one in model.state_dict().items() if name not in learning}
+                shutil.rmtree(whole, ignore_errors=True)
+                export.write(whole, model.config, frozen, opening.tokenizer, model.compute_dtype)
+            folder.mkdir(parents=True)
+            opening.change.write(folder, model)
+            return Weights(whole, folder)
+        if before is None:
+            export.write(folder, model.config, model.state_dict(), opening.tokenizer, model.compute_dtype)
+        else:
+            shutil.copytree(before.model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+            export.write_weights(folder, model.state_dict(), model.compute_dtype)
+        return Weights(folder)
 
     def generate(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> BatchedAnswers:
         """Return `each` answers per prompt. `numbers`, (N, max_new) in [0, 1), determine the seeds."""
@@ -150,14 +196,14 @@ class EngineProcess:
         self.worker = RewardWorker(
             command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}")
         )
-        self.weights, self.dtype = Path(), torch.float32
+        self.weights, self.dtype = Weights(Path()), torch.float32
         self.probed: Probed | None = None  # probe of these weights, after the check succeeded
 
-    def load_weights(self, model: Decoder, weights: Path) -> None:
-        """Load the weights of a folder, which are the model's. Raises Refused, TrainerError."""
+    def load_weights(self, model: Decoder, weights: Weights) -> None:
+        """Load the weights of a round, which are the model's. Raises Refused, TrainerError."""
         self.weights, self.dtype, self.probed = weights, model.compute_dtype, None
         if self.worker.process is not None:
-            self.ask({"load": str(weights)})
+            self.ask({"load": str(weights.newest)})
         if self.worker.process is not None and not self._matches_model(model):
             emit(
                 "note",
@@ -200,7 +246,9 @@ class EngineProcess:
         """
         opening = self.opening
         asked = {
-            "open": str(self.weights),
+            "open": str(self.weights.model),
+            "change": str(self.weights.change or ""),
+            "rank": opening.change.rank if opening.change else 0,
             "dtype": str(self.dtype).removeprefix("torch."),
             "room": opening.room,
             "side_by_side": opening.side_by_side,
@@ -214,8 +262,8 @@ class EngineProcess:
             raise Refused(f"vllm does not start: {error}{self._last_log_line()}") from None
         if not self._matches_model(model):
             raise TrainerError(
-                f"vllm and the trainer compute different log-probabilities for the same weights ({self.weights}). "
-                "Use the embedded engine: --engine embedded"
+                "vllm and the trainer compute different log-probabilities for the same weights "
+                f"({self.weights.newest}). Use the embedded engine: --engine embedded"
             )
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ class AdapterFlags(PhaseFlags):
     resolve: ClassVar[str] = "packs.adapters.control.imported_adapter:resolve"
     adapter: str = flag(
         "",
-        "lora: mid, sft and dpo train an adapter beside the frozen model; options: --set sft.adapter.rank=16",
+        "lora: mid, sft, dpo and rl train an adapter beside the frozen model; options: --set sft.adapter.rank=16",
         group=TRAINING,
     )
     adapter_from: str = flag(

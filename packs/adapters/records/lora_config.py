@@ -16,9 +16,11 @@ from trainer.records.phase_registry import listed
 
 KINDS = ("lora",)
 RANK = 32  # unless a matrix is smaller
-PHASES = ("mid", "sft", "dpo")
+PHASES = ("mid", "sft", "dpo", "rl")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATE = 1e-3  # of AdamW at rank 32 and alpha 64; ten times the rate of whole models, and 3e-3 diverges
+RATE_SHARE_ADOPTED = 10.0  # rate of rl with an adapter, by the rate that suits an imported model
+MOST_IN_VLLM = 512  # rank that vLLM 0.32 serves
 M = TypeVar("M")
 
 
@@ -151,6 +153,8 @@ class AdapterPhaseConfig(PhaseConfig):
             raise ConfigError("dtype is float8; adapters are trained in bfloat16 or float32 only")
         if self.parallel != "ddp":
             raise ConfigError(f"parallel is {self.parallel}; adapters are trained with ddp only")
+        if self.rl and self.rl.engine == "vllm" and self._adapter.rank > MOST_IN_VLLM:
+            raise ConfigError(f"rank is {self._adapter.rank}; vLLM serves ranks of at most {MOST_IN_VLLM}")
 
     @property
     def _adapter(self) -> AdapterConfig:
@@ -171,6 +175,11 @@ class AdapterPhaseConfig(PhaseConfig):
         each = sum(self._adapter.rank * sum(one) for one in adapted(self._adapter, self.model).values())
         return self.model.num_hidden_layers * each
 
+    def _merged_bytes(self, width: int) -> int:
+        """Return the bytes of the merged matrices with which the embedded engine of rl answers."""
+        each = sum(inputs * outputs for inputs, outputs in adapted(self._adapter, self.model).values())
+        return width * self.model.num_hidden_layers * each if self.rl and self.rl.engine == "embedded" else 0
+
     def flops_per_token(self, sequence_len: int) -> float:
         """Return the FLOPs per token: no gradients of the matrices, and forward and backward of the adapter."""
         whole = super().flops_per_token(sequence_len)
@@ -187,7 +196,7 @@ class AdapterPhaseConfig(PhaseConfig):
         changed: M = replace(
             memory,
             weights=learning * (4 + (width if width == 2 else 0)),
-            frozen=width * model.num_params,
+            frozen=memory.frozen + width * model.num_params + self._merged_bytes(width),
             gradients=4 * learning,
             optimizer=8 * learning // max(parts, sharers),
             logits=memory.logits - of_head,
@@ -210,9 +219,10 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
     imported: ImportedAdapter | None = getattr(flags, "imported_adapter", None)
     usual = usual if imported is None else imported.adapter
     adapter = config.adapter if isinstance(config, AdapterPhaseConfig) else usual
+    is_adopted = config.rl is not None and config.adopted
     optimizer = replace(
         config.optimizer,
-        lr=RATE * config.RATE_SHARE,
+        lr=RATE_SHARE_ADOPTED * config.optimizer.lr if is_adopted else RATE * config.RATE_SHARE,
         embed_lr=None,
         head_lr=None,
         muon_lr=0.0,

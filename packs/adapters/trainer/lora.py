@@ -7,7 +7,7 @@ Source: LoraConfig and the LoRA layers of peft 0.21.
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from store.untrusted_input import UnusableDocument
 from trainer import tensor_file
 from trainer.errors import Refused
 from trainer.model.changes import ChangedModel, ModelChange
-from trainer.model.decoder import Decoder, Linear, SkipInitialization
+from trainer.model.decoder import Decoder, Linear, SkipInitialization, uninitialized_decoder
 
 
 class AdaptedLinear(Linear):
@@ -130,6 +130,29 @@ class Lora(ModelChange):
             parent, _, last = name.rpartition(".")
             setattr(found.get_submodule(parent), last, adapted_layer)
         return found.eval().requires_grad_(False)
+
+    def merged(self, model: Decoder, earlier: Decoder | None = None) -> Decoder:
+        """Return a decoder with W + scaling * B A in place of each adapted matrix, computed in float32."""
+        layers = {name: one for name, one in model.named_modules() if isinstance(one, AdaptedLinear)}
+        found = earlier or plain_decoder(model, layers)
+        for name, layer in layers.items():
+            change = (layer.lora_B.weight.detach() @ layer.lora_A.weight.detach()).mul_(layer.scaling)
+            found.get_parameter(f"{name}.weight").data.copy_(change.add_(layer.weight.detach()))
+        return found
+
+    def vllm_rank(self, config: AdapterPhaseConfig) -> int:
+        assert config.adapter is not None, "a configuration of the class has an adapter"
+        return config.adapter.rank
+
+
+def plain_decoder(model: Decoder, layers: Collection[str]) -> Decoder:
+    """Return a decoder without adapters that shares all weights of `model` but the matrices of `layers`, not filled."""
+    found = uninitialized_decoder(model.config, model.compute_dtype).to(model.compute_dtype)
+    weights = model.state_dict()
+    own = {f"{name}.weight" for name in layers}
+    shared = {name: torch.empty_like(weights[name]) if name in own else weights[name] for name in found.state_dict()}
+    found.load_state_dict(shared, assign=True)
+    return found.eval().requires_grad_(False)
 
 
 def pairs(

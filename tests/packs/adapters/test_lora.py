@@ -109,6 +109,26 @@ def test_merged_model_equals_the_model_with_an_adapter(tmp_path, shape, rslora):
     assert all(torch.equal(one, again.state_dict()[name]) for name, one in apart.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_decoder_follows_the_adapter_and_shares_the_other_weights(dtype):
+    config = adapted(model=QWEN3, sequence_len=64, adapter={"rank": 4, "targets": ("q_proj", "down_proj")})
+    apart = random_model(QWEN3)
+    apart.compute_dtype = dtype
+    apart = attached(apart.to(dtype), config, std=0.01)
+    found = None
+    for step in range(2):
+        for name, one in apart.named_parameters():
+            if "lora_B" in name:
+                one.data.add_(0.01 * step)
+        found = Lora().merged(apart, found)
+        with torch.no_grad():
+            torch.testing.assert_close(apart(IDS), found(IDS), rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 0.1)
+    mine, theirs = dict(found.named_parameters()), apart.state_dict()
+    own = {name for name, one in mine.items() if one.data_ptr() != theirs[name].data_ptr()}
+    assert own == {name for name in mine if name.rpartition(".weight")[0].endswith(("q_proj", "down_proj"))}
+    assert not any(one.requires_grad for one in mine.values()) and mine.keys() < theirs.keys()
+
+
 def test_gradients_of_an_adapted_matrix_equal_the_gradients_of_the_formula():
     torch.manual_seed(2)
     base, adapter = Linear(6, 5, bias=True).requires_grad_(False), AdapterConfig(rank=3, alpha=6)
@@ -154,10 +174,11 @@ def test_impossible_adapter_is_refused(changed, said):
         adapted(**changed)
 
 
-def test_adapter_of_rl_is_refused_and_base_trains_a_whole_model():
+def test_base_trains_a_whole_model_and_rl_of_an_imported_model_has_ten_times_the_rate_of_whole_models():
     assert with_adapter(AdapterFlags(adapter="lora"), tiny()) == tiny()
-    with pytest.raises(ConfigError, match="for mid, sft and dpo only; the phase rl trains a whole model"):
-        with_adapter(AdapterFlags(adapter="lora"), PROFILES["smoke"]().phases["rl"])
+    rl = PROFILES["smoke"]().phases["rl"]
+    slow = replace(rl, adopted=True, optimizer=replace(rl.optimizer, lr=3e-6))
+    assert [with_adapter(AdapterFlags(adapter="lora"), one).optimizer.lr for one in (rl, slow)] == [1e-3, 3e-5]
 
 
 def test_plan_gives_the_adapter_to_requested_phases_and_the_changed_model_to_later_ones():

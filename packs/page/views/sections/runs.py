@@ -44,7 +44,7 @@ FIRST = (  # metrics in the order of the charts; others follow
     *("loss", "reward_chosen", "reward_rejected", "margin", "accuracy"),
     *("reward", "right", "greedy", "pass_at_1", "length", "truncated", "silent_groups", "entropy", "clipped"),
     *("mismatch", "moved", "kl", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share"),
-    *("rollout_tokens_per_s", "update_tokens_per_s", "rollout_s"),
+    *("rollout_tokens_per_s", "update_tokens_per_s", "rollout_s", "weights_s", "weights_mb"),
 )
 GPU_EVERY_S = 1.0
 ROUNDED_S = 1.0  # resolution of journal times in seconds

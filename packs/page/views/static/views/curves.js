@@ -33,6 +33,8 @@ const FORMS = {
   rollout_tokens_per_s: { title: "Tokens per second during rollouts", fromZero: true },
   update_tokens_per_s: { title: "Tokens per second in the update", fromZero: true },
   rollout_s: { title: "Rollout time of a step", unit: " s", fromZero: true },
+  weights_s: { title: "Time of new weights to the engine", unit: " s", fromZero: true },
+  weights_mb: { title: "New weights for the engine", unit: " MB", fromZero: true },
 };
 const OVER = { // of a whole run, over minutes
   cost: { title: "Cost, US dollars", unit: " USD", fromZero: true },
