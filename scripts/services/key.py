@@ -20,6 +20,9 @@ from serve.processes import controller_client, controller_process
 class KeyFlags(OneServiceFlags, Output):
     for_: str = flag("", "name of the user of the key")
     drop: bool = flag(False, "revoke that key")
+    model: tuple[str, ...] = flag(
+        (), "a model or an adapter of the service for the new key, which then gives no others; repeatable", unit="NAME"
+    )
 
 
 @command(record=KeyFlags, example="inv serve.key demo --for ada")
@@ -37,12 +40,16 @@ def key(spec: KeyFlags) -> None:
         raise UsageError("--drop requires --for NAME")
     path = controller_process.ServicePaths.for_service(settings, name).keys
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+    limits = {line.split()[0]: keys.models_in(line) for line in lines if line.strip() and not line.startswith("#")}
+    names = [*limits]
+    if spec.model and (spec.drop or not spec.for_):
+        raise UsageError("--model is for a new key: inv serve.key NAME --for USER --model MODEL")
     if not spec.for_:
         if spec.json:
-            print_json({"service": name, "keys": names})
+            print_json({"service": name, "keys": names, "models": {one: of for one, of in limits.items() if of}})
         else:
-            render.say(f"{name}: {', '.join(names) or 'no keys; clients need no key'}")
+            shown = [one + (f" (only {', '.join(of)})" if of else "") for one, of in limits.items()]
+            render.say(f"{name}: {', '.join(shown) or 'no keys; clients need no key'}")
         return
     if spec.drop and spec.for_ not in names:
         raise UsageError(f"{name} has no key for {spec.for_}; available: {', '.join(names) or 'none'}")
@@ -59,7 +66,7 @@ def key(spec: KeyFlags) -> None:
     lines = [line for line in lines if line.split()[:1] != [spec.for_]]
     made = ""
     if not spec.drop:
-        made, line = keys.make(spec.for_)
+        made, line = keys.make(spec.for_, spec.model)
         lines.append(line)
     from infra.agent.job import write_durably
 

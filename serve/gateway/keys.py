@@ -1,7 +1,8 @@
 """API keys, stored as hashes only.
 
 A key is 32 random bytes, so an attacker cannot search a plain SHA-256; slow hashes are for passwords. The key file has
-one line `name sha256` per key. `Keys.name_of` maps an Authorization header to the name of a key or None.
+one line `name sha256` per key, or `name sha256 model,model` for a key that may use only these models. `Keys.name_of`
+maps an Authorization header to the name of a key or None.
 """
 
 import hashlib
@@ -9,8 +10,9 @@ import hmac
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from infra.agent.job import write_durably
 from infra.errors import UsageError
@@ -23,21 +25,26 @@ MOST_ADDRESSES = 10_000  # number of remembered addresses
 SEED_BYTES = 32
 READ_EVERY_S = 1.0  # interval at which a running gateway reads the key file
 COUNTS_AFTER_S = 2.0  # maximum delay until a written key is in force
-_LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
+_LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})(?: ([A-Za-z0-9._/,-]{1,4096}))?")
 
 
 class Keys:
-    """Keys of a gateway: name -> SHA-256 of the key, in hex."""
+    """Keys of a gateway: name -> SHA-256 of the key, in hex; and name -> models, for keys with a choice of models."""
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
+    def __init__(self, hashes: Mapping[str, str], models: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
         self._hashes = [(name, bytes.fromhex(digest)) for name, digest in hashes.items()]
+        self._models = models
 
     def __bool__(self) -> bool:
         return bool(self._hashes)
 
     def replace(self, others: "Keys") -> None:
         """Replace the keys for every holder of this object."""
-        self._hashes = others._hashes
+        self._hashes, self._models = others._hashes, others._models
+
+    def models_of(self, name: str) -> Collection[str] | None:
+        """Return the models that the holder of a key may use; None = all."""
+        return self._models.get(name)
 
     def name_of(self, authorization: bytes) -> str | None:
         """Return the name of the key in `Bearer KEY`; None for an unknown key or a short key.
@@ -75,16 +82,24 @@ class AuthThrottle:
         return max(0.0, until - now - ahead_s)
 
 
-def make(name: str) -> tuple[str, str]:
+def make(name: str, models: Sequence[str] = ()) -> tuple[str, str]:
     """Return a new key, to be shown once, and the line for the key file.
 
-    Raises UsageError for an invalid name.
+    models: names of the models that the holder may use; () = all. Raises UsageError for an invalid name.
     """
     key = PREFIX + secrets.token_urlsafe(32)
     line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
     if not _LINE.fullmatch(line):
         raise UsageError(f"{name!r} is not a valid name of a key: use letters, digits, dots and dashes, 64 at most")
-    return key, line
+    if odd := [one for one in models if "," in one or not _LINE.fullmatch(f"{line} {one}")]:
+        raise UsageError(f"{odd[0]!r} is not a valid name of a model: use letters, digits, dots, slashes and dashes")
+    return key, " ".join(filter(None, (line, ",".join(models))))
+
+
+def models_in(line: str) -> tuple[str, ...]:
+    """Return the models in a line of the key file; () = all."""
+    found = _LINE.fullmatch(line.strip())
+    return tuple(filter(None, found[3].split(","))) if found and found[3] else ()
 
 
 def seed(path: Path) -> bytes:
@@ -123,12 +138,16 @@ def load(path: Path) -> Keys:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     hashes: dict[str, str] = {}
+    models: dict[str, Collection[str]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         found = _LINE.fullmatch(line.strip())
         if found is None or found[1] in hashes:
-            what = "expected `name sha256`" if found is None else f"a second key called {found[1]}"
+            form = "expected `name sha256` or `name sha256 model,model`"
+            what = form if found is None else f"a second key called {found[1]}"
             raise UsageError(f"{path}: line {number}: {what}")
         hashes[found[1]] = found[2]
-    return Keys(hashes)
+        if found[3]:
+            models[found[1]] = frozenset(models_in(line))
+    return Keys(hashes, models)

@@ -121,6 +121,7 @@ class Proxy:
         charge = Charge(self._charges, visit.key, request.address)
         try:
             if is_own:
+                self._require_model(visit.key, None)
                 await self._programs.answer(request, visit, charge, deadline, self._budgets[visit.key], self.limits)
                 return
             ask = EngineRequest(request.path, b"")
@@ -136,6 +137,8 @@ class Proxy:
                 visit.bytes_in = len(body)
                 ask = await self._read(request.path, body)
                 visit.streams = ask.streams
+            if visit.route != "models":
+                self._require_model(visit.key, ask.model)
             if self.models:
                 visit.variant = self._variant_of(ask.model)
             variant = visit.variant
@@ -158,6 +161,14 @@ class Proxy:
             charge.release()
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
+
+    def _require_model(self, key: str, model: object) -> None:
+        """Raise RequestRefused unless the holder of a key may use a model; None = no model is named."""
+        allowed = self.keys.models_of(key)
+        if allowed is not None and not (isinstance(model, str) and model in allowed):
+            asked = "no model" if model is None else f"the model {str(model)[:80]!r}"
+            said = f"the request names {asked}; this key is for: {', '.join(sorted(allowed))}"
+            raise RequestRefused(403, "PermissionDeniedError", said)
 
     def _variant_of(self, model: object) -> str:
         """Return the variant of a requested model, "" for the whole model. Raises RequestRefused for other names."""
@@ -299,7 +310,7 @@ class Proxy:
     def _without_paths(self, answer: Answer, visit: RequestRecord) -> Answer:
         if visit.route == "models" and answer.status == 200:
             try:
-                answer.body = request_body.without_paths(answer.body)
+                answer.body = request_body.without_paths(answer.body, self.keys.models_of(visit.key))
             except ValueError:
                 raise RequestRefused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
         return answer

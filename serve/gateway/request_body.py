@@ -6,7 +6,7 @@ takes method and path; `read` takes path and body and returns an EngineRequest. 
 answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,10 +102,10 @@ def refusal_of(path: bytes, status: int, body: bytes) -> RequestRefused | None:
     return RequestRefused(404, "NotFoundError", NOT_SERVED[path])
 
 
-def without_paths(body: bytes) -> bytes:
+def without_paths(body: bytes, allowed: Collection[str] | None = None) -> bytes:
     """Return an engine's list of models without local folders.
 
-    Raises ValueError for any other document.
+    allowed: the models in the result; None = all. Raises ValueError for any other document.
     """
     said = _decode(body)
     models = said.get("data")
@@ -114,6 +114,8 @@ def without_paths(body: bytes) -> bytes:
     for one in models:
         if "root" in one:
             one["root"] = one.get("id")
+    if allowed is not None:
+        said["data"] = [one for one in models if str(one.get("id")) in allowed]
     return _encode(said)
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from infra.errors import UsageError
 from infra.ledger import service_rows
 from scripts.services import key, logs, services_text
 from scripts.services.key import KeyFlags
@@ -64,3 +65,13 @@ def test_first_key_shows_when_other_clients_are_locked_out(tmp_path, monkeypatch
     key.key.work(KeyFlags(name="demo", for_="bob"))
     assert "locked" not in (err := capsys.readouterr().err) and "401" not in err
     assert keys.load(tmp_path / "keys")
+    key.key.work(KeyFlags(name="demo", for_="cat", model=("legal", "a/b")))
+    capsys.readouterr()
+    key.key.work(KeyFlags(name="demo", json=True))
+    assert json.loads(capsys.readouterr().out)["models"] == {"cat": ["legal", "a/b"]}
+    key.key.work(KeyFlags(name="demo"))
+    assert "ann, bob, cat (only legal, a/b)" in capsys.readouterr().err
+    assert set(keys.load(tmp_path / "keys").models_of("cat") or ()) == {"legal", "a/b"}
+    for wrong in ({"model": ("a",)}, {"for_": "ann", "drop": True, "model": ("a",)}, {"for_": "x", "model": ("a,b",)}):
+        with pytest.raises(UsageError, match="--model is for a new key|not a valid name of a model"):
+            key.key.work(KeyFlags(name="demo", **wrong))

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+from serve.gateway import keys
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Fleet, RequestOutcome, Target
 from serve.gateway.wait_queue import WaitQueue
 from serve.variants import ROUTE
-from tests.serve.scripted_engine import Engine, gateway
+from tests.serve.scripted_engine import CHAT, Engine, chat, gateway
 
 ONE, TWO = (Target(replica_id=f"r{number}", url=f"http://127.0.0.1:{8000 + number}") for number in range(2))
 
@@ -49,6 +50,45 @@ def test_waiting_request_of_a_variant_does_not_hold_up_other_requests():
         queue.set_variants({"a": (), "b": ("r0",)})
         with pytest.raises(RequestRefused, match="no replica has loaded a yet"):
             await queue.wait(b"", "a")
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_key_with_a_choice_of_models_gives_no_others(pair, tmp_path):
+    path = tmp_path / "keys"
+    made = [keys.make("ada", ["legal", "code"]), keys.make("bob"), keys.make("cat", ["fake"])]
+    ada, bob, cat = (key for key, _ in made)
+    path.write_text("".join(f"{line}\n" for _, line in made))
+    path.chmod(0o600)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "x").touch()
+    for one in pair:
+        load(one, "legal", str(tmp_path / "adapter"))
+
+    async def main():
+        async with gateway(*pair, keys=keys.load(path)) as front:
+            front.gateway.set_variants("fake", {"legal": ("r0", "r1"), "poems": ("r0",)})
+
+            async def ask(key, **said):
+                by = {"Authorization": f"Bearer {key}"}
+                async with front.session.post(front.url + CHAT, json=chat(**said), headers=by) as reply:
+                    return reply.status, await reply.json()
+
+            assert (await ask(ada, model="legal"))[0] == 200 == (await ask(bob, model="fake"))[0]
+            before = [one.seen()["requests"] for one in pair]
+            for odd in ({"model": "fake"}, {"model": "poems"}, {"model": ["legal"]}, {"model": "nobody"}, {}):
+                status, said = await ask(ada, **odd)
+                assert (status, said["error"]["type"]) == (403, "PermissionDeniedError"), odd
+                assert "this key is for: code, legal" in said["error"]["message"]
+            assert [one.seen()["requests"] for one in pair] == before
+
+            async def models(key):
+                said = {"Authorization": f"Bearer {key}"}
+                async with front.session.get(f"{front.url}/v1/models", headers=said) as reply:
+                    return {one["id"] for one in (await reply.json())["data"]}
+
+            assert (await models(bob), await models(cat), await models(ada)) == ({"fake"}, {"fake"}, set())
 
     asyncio.run(main())
 
