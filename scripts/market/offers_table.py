@@ -4,18 +4,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
 from infra.market.step_times import evidence
 from infra.providers import market, promises
-from infra.providers.shutdown_paths import caveats_of, ends_of, unattended_ends
+from infra.providers.shutdown_paths import End, caveats_of, ends_of, unattended_ends
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight, registry
 from infra.settings import Settings
-from infra.units import estimated, rate
-from scripts.cli import prompts, render
+from infra.units import dollars, estimated, rate
+from scripts.cli import plan_text, prompts, render
 from scripts.cli.render import columns
 from store import packs
 
@@ -59,6 +59,39 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     show_ends(plan.job.limits, first, settings, on_failure, self_end=self_end)
 
 
+def plan_json(
+    plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False
+) -> dict[str, Any]:
+    """Return the content of `show` for a JSON document: offers, cost and limit of the first, and ends of a pod."""
+    assert plan.job is not None
+    first, limits = offers[0], plan.job.limits
+    found = plan.displayed_estimate
+    costs = preflight.forecast_of(plan, first, settings) if found and found.steps else None
+    ends, caveats = pod_ends(limits, first, settings, on_failure, self_end=self_end)
+    return {
+        "offers": [
+            {
+                "provider": one.provider,
+                "offer_id": one.offer_id,
+                "gpu": one.gpu or None,
+                "num_gpus": one.num_gpus,
+                "region": one.region or one.country or None,
+                "spot": one.spot,
+                "usd_per_hour": dollars(one.micro_usd_per_hour),
+            }
+            for one in offers[: prompts.SHOWN]
+        ],
+        "nodes": plan.request.nodes,
+        "cost_usd": [*map(dollars, costs.micro_usd)] if costs else None,
+        "cost_s": [*map(plan_text.whole_s, costs.seconds)] if costs else None,
+        "is_cut_by_limit": costs.is_cut if costs else None,
+        "limit_usd": dollars(limits.spend_micro_usd) if limits.spend_micro_usd is not None else None,
+        "limit_s": limits.time_s,
+        "ends": [{"when": one.what, "by": one.by, "with_laptop_off": one.backstop} for one in ends],
+        "caveats": caveats,
+    }
+
+
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:
     gpu = f"{request.gpu} " if request.gpu and request.gpu.count(",") < MOST_NAMED else ""
     render.say(f"\n=== Available {gpu}Instances (sorted by price) ===")
@@ -79,23 +112,32 @@ def show_ends(
     limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False, self_end: bool = False
 ) -> None:
     """Print the events that end a pod made from the offer."""
-    limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-    vendor = market(registry.provider(settings, offer.provider))
-    assert vendor is not None, offer
     here = always_on_here(settings)
     rows = [("when", "ended by", f"and with {here or 'the laptop'} off, by")]
-    can = vendor.can_at(promises.api_of(offer))
-    ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
+    ends, caveats = pod_ends(limits, offer, settings, on_failure, stays, self_end)
     text = columns([*rows, *((end.what, end.by, end.backstop) for end in ends)], out=sys.stderr)
     if "\n" * len(ends) != "".join(one for one in text if one == "\n"):  # too wide for the terminal: a paragraph each
         each = [f"- {end.what}:\n  {end.by}\n  {here or 'laptop'} off: {end.backstop}" for end in ends]
         text = "\n".join(["what ends a pod:", *each])
     render.say(f"\n{text}\n")
-    for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
+    for sentence in caveats:
         render.say(sentence)
     if not here:
-        is_open = vendor.uses_self_end and not stays and not self_end
+        vendor = market(registry.provider(settings, offer.provider))
+        is_open = vendor is not None and vendor.uses_self_end and not stays and not self_end
         print_laptop_options([ITSELF] if is_open else [])
+
+
+def pod_ends(
+    limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False, self_end: bool = False
+) -> tuple[list[End], list[str]]:
+    """Return the events that end a pod made from the offer, and sentences about what is not certain."""
+    limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
+    vendor = market(registry.provider(settings, offer.provider))
+    assert vendor is not None, offer
+    can = vendor.can_at(promises.api_of(offer))
+    ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
+    return ends, [*caveats_of(vendor.name, vendor.documented, can, offer.volume)]
 
 
 def show_laptop_off(

@@ -1,6 +1,8 @@
 """The command `launch`: print the plan and the offers, ask for the pick and for confirmation, and start."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from flows.planning.training_plan import PlannedWork, node_commands
@@ -89,7 +91,7 @@ def launch(spec: LaunchFlags) -> None:
         if spec.dry_run or plan.job is None:
             if not spec.dry_run:
                 run_leases.move_names(plan)
-            report_plan(plan, journal, spec)
+            report_plan(plan, journal, spec, offers_json(found, settings) if found.offers and spec.json else {})
             return
         from scripts.cli import prompts  # a dry run neither asks nor contacts machines
         from scripts.runs import deploy, following
@@ -114,12 +116,15 @@ def _has_accounts(journal: Journal, settings: Settings) -> bool:
     return bool(keys or settings.extensions or journal.ops(live=True))
 
 
-def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
-    """Print a plan that is not executed. `spec`: flags of a command with `--dry-run` and `--json`."""
+def report_plan(plan: Plan, journal: Journal, spec: Any, of_offers: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Print a plan that is not executed.
+
+    spec: flags of a command with `--dry-run` and `--json`; of_offers: the result of `offers_json`.
+    """
     last, dry_run = use_case.last_on(plan, journal), spec.dry_run
     if spec.json:
         state = "planned" if plan.job else "succeeded"
-        said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
+        said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan), **of_offers}
         print_json({**said, "commands": node_commands(plan), "flags": masked_flags(spec, plan_text.NOT_OF_THE_PLAN)})
     elif plan.job is None:
         moved = (
@@ -140,3 +145,11 @@ def show_offers(found: use_case.Launch, settings: Settings) -> None:
 
     spec = found.resolved.spec
     offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
+
+
+def offers_json(found: use_case.Launch, settings: Settings) -> dict[str, Any]:
+    """Return the content of `show_offers` for a JSON document."""
+    from scripts.market import offers_table
+
+    spec = found.resolved.spec
+    return offers_table.plan_json(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)

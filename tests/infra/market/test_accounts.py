@@ -294,6 +294,20 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan(rehearsal):
     assert all(3 < ratio < 4.1 for ratio in ratios)
 
 
+def test_plan_as_json_has_the_price_the_limit_and_the_ends_that_people_see(rehearsal):
+    words = ("launch", "--phase", "base", "--profile", "tiny", "--gpu", "H100", "--spend-limit", "5", "--dry-run")
+    plan = rehearsal.json(*words)
+    shown = rehearsal.user.run(*words, "--rehearse").stderr
+    prices = [float(one["usd_per_hour"]) for one in plan["offers"]]
+    low, expected, high = map(float, plan["cost_usd"])
+    assert prices == sorted(prices) and 0 < low <= expected <= high <= 5
+    assert (plan["limit_usd"], plan["nodes"]) == ("5.00", 1) and {one["gpu"] for one in plan["offers"]} > {"H100-SXM"}
+    assert "5.00 USD are spent" in plan["ends"][0]["when"] and plan["caveats"]
+    flat = " ".join(shown.split())
+    for one in plan["ends"]:
+        assert all(" ".join(text.split()) in flat for text in one.values()), one
+
+
 @pytest.mark.day_cases(3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
