@@ -108,9 +108,7 @@ def lacking() -> str:
     """Return the reason that prevents a bed on this machine, or ""."""
     if why := slurm.missing("useradd", "ssh-keygen"):
         return why
-    if not Path(PYTHON).exists():
-        return f"there is no {PYTHON}"
-    return "" if environment.find("skypilot", ROOT, cache_folder.default_cache(), "") else "no skypilot environment"
+    return "" if Path(PYTHON).exists() else f"there is no {PYTHON}"
 
 
 @contextlib.contextmanager

@@ -1,10 +1,8 @@
 """A service through SkyServe itself, over a Slurm cluster of two nodes: started, asked, seen and ended with a proof."""
 
 import os
-import tempfile
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from infra.agent.peer_addresses import free_ports
 from infra.settings import Settings
 from packs.skypilot.control.managed_jobs import ManagedJobs
 from packs.skypilot.control.served import Services
-from tests.packs.skypilot.bed import Bed, bed, lacking
+from tests.packs.skypilot.bed import Bed
 from tests.world import ROOT, World, until
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3000)]
@@ -27,14 +25,6 @@ run: |
   mkdir -p site && echo "$SAID from $SKYPILOT_SERVE_REPLICA_ID" > site/index.html
   exec python3 -m http.server {port} --directory site
 """
-
-
-@pytest.fixture(scope="module")
-def sky():
-    if why := lacking():
-        pytest.skip(why)
-    with tempfile.TemporaryDirectory(prefix="bed-") as made, bed(Path(made)) as one:
-        yield one
 
 
 @pytest.fixture

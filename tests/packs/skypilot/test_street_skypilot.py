@@ -1,27 +1,17 @@
 """Managed jobs through SkyPilot itself, over a Slurm cluster of two nodes: preempted, ended, and without the server."""
 
 import os
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from infra.agent.environments import cache_folder
-from tests.packs.skypilot.bed import Bed, bed, lacking
+from tests.packs.skypilot.bed import Bed
 from tests.world import World, until
 
 pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 WHERE = "--provider skypilot --cloud slurm --region loop --gpu none --cpus 1 --ttl 50m".split()
 LONG_S = 900.0  # Timeout for SkyPilot to start or restart a job on a busy machine.
-
-
-@pytest.fixture(scope="module")
-def sky():
-    if why := lacking():
-        pytest.skip(why)
-    with tempfile.TemporaryDirectory(prefix="bed-") as made, bed(Path(made)) as one:
-        yield one
 
 
 @pytest.fixture
