@@ -1,4 +1,7 @@
-"""Rounds of one kind of fault of a control host, at night. Each kind has a file, because a worker runs a whole file."""
+"""Rounds of one kind of fault of a control host, at night. Each kind has a file, because a worker runs a whole file.
+
+The part `packs` has 60 minutes; more rounds: `python -m tests.packs.control_host.host_faults disks --times 50`.
+"""
 
 import pytest
 

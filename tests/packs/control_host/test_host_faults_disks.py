@@ -6,4 +6,4 @@ pytestmark = MARKS
 
 
 def test_lost_disks_lose_no_run_and_no_machine():
-    check("disks", 20)
+    check("disks", 12)

@@ -6,4 +6,4 @@ pytestmark = MARKS
 
 
 def test_full_disks_lose_no_run_and_no_machine():
-    check("full", 20)
+    check("full", 12)

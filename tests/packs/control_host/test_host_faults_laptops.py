@@ -6,4 +6,4 @@ pytestmark = MARKS
 
 
 def test_vanished_laptops_lose_no_run_and_no_machine():
-    check("laptops", 200)
+    check("laptops", 100)
