@@ -86,5 +86,5 @@ def test_custom_source_is_sharded_and_a_broken_source_is_refused(tmp_path):
     assert "sentences.py " in json.dumps(manifest)
     process = world.run("shard", "--source", "bad", "--out", str(tmp_path / "other"))
     err = process.stderr
-    assert process.returncode == 2 and "bad.py: document 2 of source() is a mapping without a text" in err
+    assert process.returncode == 2 and "bad.py:1: document 2 of source() is a mapping without a text" in err
     assert not (tmp_path / "other" / "manifest.json").exists()

@@ -105,9 +105,9 @@ def test_run_ended_at_its_limit_is_not_resumed_without_a_new_limit(user):
         until(lambda: not journal.ops(run="spent")[-1].is_live, "its end at its limit", 120)
     for line in (("resume", "spent", "--yes"), ("launch", *words)):
         said = stderr_of(user, *line, code=5)
-        assert "inv resume --rehearse spent --spend-limit 1" in said, said
+        assert "nothing was rented. To continue, repeat the command with a higher limit: --spend-limit 1" in said, said
     plan = user.json("resume", "spent", "--spend-limit", "1", "--dry-run", "--rehearse")
-    assert plan["rents"] and 0.7 < float(plan["left_usd"]) < 0.9
+    assert plan["rents"] and 0 < float(plan["left_usd"]) <= 0.75
 
 
 def test_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
