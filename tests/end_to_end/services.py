@@ -121,9 +121,13 @@ def say(url: str, **more) -> tuple[str, str]:
     said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
-        text = json.load(reply)["choices"][0]["message"]["content"]
-        return text, reply.headers["x-slipway-replica"]
+    try:
+        with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+            text = json.load(reply)["choices"][0]["message"]["content"]
+            return text, reply.headers["x-slipway-replica"]
+    except urllib.error.HTTPError as error:
+        error.msg = f"{error.msg}: {error.read()[:500]!r}"
+        raise
 
 
 @dataclass
