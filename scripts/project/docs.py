@@ -32,7 +32,7 @@ PAGES = (
 LEFT_OUT = ("docs/reference/requirements.md",)  # a table of tests
 # Weights of pages: questions of readers before guides, guides before pages for contributors and generated tables.
 WEIGHTS = {
-    "docs/questions.md": 1.3,
+    "docs/questions.md": 1.15,
     "docs/contributing/": 0.5,
     "CONTRIBUTING.md": 0.5,
     "docs/architecture.md": 0.5,
