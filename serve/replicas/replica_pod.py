@@ -96,14 +96,17 @@ class ReplicaLauncher:
         is_own = version.engine == engines.OWN_RUN
         is_near = is_here or bool(self.settings.rehearsal)  # pods of a rehearsal are processes of this machine
         is_sent = not (is_here or is_own) and "://" not in version.model
-        tuning = wanted.slipway.engine
+        tuning, name = wanted.slipway.engine, version.engine
+        gpus = request.num_gpus
+        if self.settings.rehearsal and name == "vllm" and environment.torch_build() != "cuda":
+            name, gpus = "vllm-cpu", 1  # this machine does the work of the rented machine
         engine = engines.ReplicaConfig(
-            engine=version.engine,
+            engine=name,
             source=f"{CACHE_THERE}/{version.weights}" if is_sent else version.model,
             name=served_name(self.name, wanted),
             port=member.port,
             store=version.store if is_here else "",
-            tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
+            tuning=replace(tuning, num_gpus=gpus or tuning.num_gpus),
             bounds=wanted.slipway.limits,
         )
         steps: tuple[Step, ...] = (
@@ -113,7 +116,7 @@ class ReplicaLauncher:
                 Step(
                     STEP,
                     ("-m", "serve.engines"),
-                    engines.ENVIRONMENTS[version.engine],
+                    engines.ENVIRONMENTS[name],
                     engines.config_of(engine),
                     max_restarts=0,
                 ),
