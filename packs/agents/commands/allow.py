@@ -1,0 +1,215 @@
+"""The command `allow`: allowances for agents, which rent with a token and never see the keys of the owner."""
+
+import os
+import pwd
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows.limits.shared_resources import set_budget
+from flows.supervisor import supervisor_client
+from infra.errors import UsageError
+from infra.flags import flag
+from infra.ledger.journal import Journal
+from infra.market import gpus
+from infra.selection.preflight import amount_of
+from infra.settings import VENDORS, Settings
+from infra.units import dollars, in_usd, iso, micro_usd, seconds
+from packs.agents.control import brokers, files, guarantee, money, place
+from packs.agents.control.files import Receipt
+from packs.agents.records.allowance import MAY, NAME, Allowance, new_token
+from packs.agents.records.client import LEASE, place_file
+from scripts.cli import context, prompts, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output, Questions
+from scripts.cli.render import columns, print_json
+from scripts.cli.session import open_journal
+
+WAIT_S = 30.0
+POLL_S = 0.2
+DEFAULT_S = 12 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllowFlags(Questions, Output):
+    name: str = flag("", "name of the allowance; runs are called NAME-1, NAME-2", word=True)
+    spend: str = flag("", "most that all machines of the allowance may cost together", unit="USD")
+    ttl: str = flag("", "end of the allowance and of all its machines: 90m, 12h (default: 12h)", unit="DURATION")
+    machines: int = flag(1, "most machines at a time", least=1)
+    providers: str = flag("", "vendors, comma-separated (default: every vendor with a key)", unit="NAMES")
+    gpu: str = flag("", "kinds of GPUs, comma-separated: H100,A100 (default: all)", unit="KINDS")
+    may: str = flag(",".join(MAY), "what the holder may do: rent, serve", unit="WHAT")
+    user: str = flag("", "Linux: the user of the agent on this machine, who cannot read your keys", unit="USER")
+    top_up: str = flag("", "add this amount to the allowance", unit="USD")
+    revoke: bool = flag(False, "end the allowance, and all its machines and services")
+    receipt: bool = flag(False, "show every call with plan, price, machine and outcome")
+    list: bool = flag(False, "list all allowances")
+
+
+@command(record=AllowFlags, world=BEGIN, example="inv allow demo --spend 20 --ttl 12h --gpu H100,A100")
+def allow(spec: AllowFlags) -> None:
+    """Give an agent money and a time, and never the keys.
+
+    The token is shown once. Its holder calls `inv mcp` and can plan, launch, serve and end own runs within the
+    allowance; the broker, a process of yours, holds the keys. All machines end with the allowance.
+    """
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        if spec.list or not spec.name:
+            show_list(journal, settings, spec.json)
+        elif spec.receipt:
+            show_receipt(files.load(spec.name, settings), journal, settings, spec.json)
+        elif spec.revoke:
+            prompts.confirm(spec.yes)
+            brokers.revoke(files.load(spec.name, settings).name, settings)
+            supervisor_client.ensure(settings)
+            render.say(f"{spec.name}: revoked; all machines of the allowance end now; see: inv status")
+        elif spec.top_up:
+            top_up(spec, journal, settings)
+        else:
+            begin(spec, journal, settings)
+
+
+def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
+    """Write a new allowance, open its budget, start the broker, and show the token once."""
+    if not NAME.fullmatch(spec.name):
+        raise UsageError(f"{spec.name!r}: use small letters, digits and dashes, 32 at most")
+    if any(one.name == spec.name for one in files.every(settings)):
+        raise UsageError(f"{spec.name} exists; more money: inv allow {spec.name} --top-up USD; a new one: another name")
+    if not spec.spend:
+        raise UsageError(
+            f"--spend is missing: the most that the agent may spend, such as inv allow {spec.name} --spend 20"
+        )
+    if spec.user:
+        known_user(spec.user)
+    token, digest = new_token()
+    now = time.time()
+    one = Allowance(
+        name=spec.name,
+        token_sha256=digest,
+        micro_usd=amount_of("spend", spec.spend),
+        begins=now,
+        ends=now + (seconds(spec.ttl) or DEFAULT_S),
+        machines=spec.machines,
+        providers=chosen(spec.providers, VENDORS, "providers"),
+        gpus=tuple(gpus.canonical_name(kind) for kind in spec.gpu.split(",") if kind),
+        may=chosen(spec.may, MAY, "may"),
+        user=spec.user,
+    )
+    set_budget(journal, one.budget, one.micro_usd, settings)
+    files.save(one, settings)
+    supervisor_client.ensure(settings)
+    is_ready = await_broker(one, settings)
+    found = guarantee.of(one, settings)
+    if spec.json:
+        print_json({**shown(one, journal, settings), "token": token, "guarantee": found.about, "leaks": found.leaks})
+        return
+    render.say(
+        f"{one.name}: {in_usd(one.micro_usd)} until {iso(one.ends)}, at most {one.machines} machines; the token:"
+    )
+    print(token)
+    where = f" --folder {place.open_folder(one.name)}" if one.user else ""
+    render.say(f"the agent runs: SLIPWAY_ALLOWANCE=TOKEN ./inv mcp --allowance {one.name}{where}")
+    render.say(found.about)
+    for leak in found.leaks:
+        render.say(f"  - {leak}")
+    if not is_ready:
+        render.say(f"the broker has not started within {WAIT_S:g} s; see: inv supervisor")
+
+
+def top_up(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
+    one = files.load(spec.name, settings)
+    more = amount_of("top-up", spec.top_up)
+    prompts.confirm(spec.yes)
+    new = replace(one, micro_usd=one.micro_usd + more)
+    set_budget(journal, one.budget, new.micro_usd, settings)
+    files.save(new, settings)
+    render.say(f"{one.name}: {in_usd(new.micro_usd)} in all")
+
+
+def show_list(journal: Journal, settings: Settings, as_json: bool) -> None:
+    every = files.every(settings)
+    if as_json:
+        print_json([shown(one, journal, settings) for one in every])
+        return
+    if not every:
+        render.say("no allowances; to give an agent 20 USD for 12 hours: inv allow NAME --spend 20 --ttl 12h")
+        return
+    rows = [("allowance", "state", "spent", "free", "of", "machines", "ends")]
+    for one in every:
+        said = shown(one, journal, settings)
+        machines = f"{said['live_machines']} of {one.machines}"
+        rows.append(
+            (
+                one.name,
+                said["state"],
+                said["spent_usd"],
+                said["free_usd"],
+                said["total_usd"],
+                machines,
+                iso(one.ends) or "",
+            )
+        )
+    print(render.clean(columns(rows)))
+
+
+def show_receipt(one: Allowance, journal: Journal, settings: Settings, as_json: bool) -> None:
+    """Print every call, and the sum of the journal, which counts what vendors have billed."""
+    entries = Receipt(one.name, settings).entries()
+    total = shown(one, journal, settings)
+    if as_json:
+        print_json({**total, "calls": entries})
+        return
+    rows = [("at", "call", "run", "machine", "USD/h", "outcome")]
+    for call in entries:
+        row = [str(call.get(name, "")) for name in ("tool", "run", "machine", "usd_per_hour")]
+        rows.append((str(iso(call["at"])), *row, call.get("why") or call["outcome"]))
+    print(render.clean(columns(rows)))
+    spent, whole, free = (in_usd(micro_usd(total[name])) for name in ("spent_usd", "total_usd", "free_usd"))
+    render.say(f"{one.name}: {spent} spent of {whole}; {free} free")
+
+
+def shown(one: Allowance, journal: Journal, settings: Settings) -> dict[str, Any]:
+    seen = money.state(one, files.desk_record(one.name, settings).services, journal, settings.clock_scale)
+    is_served = f"{LEASE}{one.name}" in journal.leases.held_names()
+    state = (
+        "revoked" if one.is_revoked else "ended" if one.refusal(time.time()) else "open" if is_served else "no broker"
+    )
+    return {
+        "allowance": one.name,
+        "state": state,
+        "spent_usd": dollars(seen.spent),
+        "free_usd": dollars(seen.free),
+        "total_usd": dollars(seen.total),
+        "live_machines": len(seen.rows),
+        "most_machines": one.machines,
+        "ends": iso(one.ends),
+        "budget": one.budget,
+    }
+
+
+def await_broker(one: Allowance, settings: Settings) -> bool:
+    """Wait until the broker listens; return False after WAIT_S."""
+    until, where = time.monotonic() + WAIT_S, place.open_folder(one.name) if one.user else place.folder(settings)
+    while not place_file(where, one.name).exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def chosen(said: str, known: Any, name: str) -> tuple[str, ...]:
+    """Return the words of a list. Raises UsageError for an unknown word."""
+    found = tuple(word.strip() for word in said.split(",") if word.strip())
+    if odd := [word for word in found if word not in known]:
+        raise UsageError(f"--{name}: {odd[0]} is unknown; known: {', '.join(known)}")
+    return found
+
+
+def known_user(name: str) -> None:
+    try:
+        uid = pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise UsageError(f"--user: this machine has no user {name}; make one: useradd --create-home {name}") from None
+    if uid == os.getuid():
+        raise UsageError(f"--user {name} is yourself; the agent needs a user of its own")

@@ -1,0 +1,72 @@
+"""Guarantee of an allowance: the keys of the owner are out of reach for a shell of the agent, or only for the tools.
+
+Allowance, files of the owner -> `Guarantee`: holds or not, and each file that the user of the agent can read
+"""
+
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.checkout import ROOT
+from infra.settings import Settings
+from packs.agents.control.place import folder
+from packs.agents.records.allowance import Allowance
+
+KEYS = (".env", ".netrc", ".aws/credentials", ".ssh", ".cache/huggingface/token", ".config/gcloud")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """Reach of a shell of the agent into files of the owner."""
+
+    about: str
+    leaks: tuple[str, ...] = ()
+    """Files of the owner that the user of the agent can read or change."""
+
+
+def of(one: Allowance, settings: Settings) -> Guarantee:
+    """Return the guarantee of an allowance on this machine."""
+    if not one.user:
+        return Guarantee(
+            about="the agent runs as your user: a shell of the agent can read your keys, and only the tools are "
+            "bounded. A stronger guarantee: --user NAME (Linux), a container without your files, or another machine"
+        )
+    user = pwd.getpwnam(one.user)
+    gids = {user.pw_gid, *os.getgrouplist(one.user, user.pw_gid)}
+    leaks = [*reachable(user.pw_uid, gids, settings)]
+    if user.pw_uid == 0:
+        leaks.append("the user is root, who reads every file")
+    if leaks:
+        return Guarantee(
+            about=f"the user {one.user} can reach files of yours; until they are closed:", leaks=tuple(leaks)
+        )
+    return Guarantee(about=f"the user {one.user} can read none of your keys, and reach the broker only by its socket")
+
+
+def reachable(uid: int, gids: set[int], settings: Settings) -> Iterator[str]:
+    """Yield the files with keys, and the folders of code that runs with keys, that a user can read or change."""
+    home = Path.home()
+    secret = [ROOT / ".env", settings.state_file, *(home / name for name in KEYS)]
+    secret += [path for path in folder(settings).glob("*") if path.suffix != ".socket"]
+    for path in secret:
+        if path.exists() and may(path, uid, gids, stat.S_IROTH):
+            yield f"{path} can be read; run: chmod o-rwx {path}"
+    for path in (ROOT, ROOT / "inv", ROOT / "packs", ROOT / "infra"):
+        if may(path, uid, gids, stat.S_IWOTH):
+            yield f"{path} can be changed; run: chmod o-w {path}"
+
+
+def may(path: Path, uid: int, gids: set[int], right: int) -> bool:
+    """Return whether a user has a right (S_IROTH, S_IWOTH) on a path, and may enter all folders above."""
+    return all(_has(above, uid, gids, stat.S_IXOTH) for above in path.absolute().parents) and _has(
+        path, uid, gids, right
+    )
+
+
+def _has(path: Path, uid: int, gids: set[int], right: int) -> bool:
+    seen = path.stat()
+    shift = 6 if seen.st_uid == uid else 3 if seen.st_gid in gids else 0
+    return bool(seen.st_mode & (right << shift))

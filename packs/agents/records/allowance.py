@@ -1,0 +1,89 @@
+"""An allowance: what the holder of a token may do, and until when, as a frozen record. No I/O; standard library only.
+
+Allowance, time, live machines -> `refusal` -> "" or the reason in words
+"""
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+PREFIX = "allow-"  # of tokens and of budgets in the journal
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+RENT, SERVE = "rent", "serve"
+MAY = (RENT, SERVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """The rights of the holder of a token."""
+
+    name: str
+    token_sha256: str
+    micro_usd: int
+    """Most that all machines of the allowance may cost together."""
+    begins: float
+    """UTC epoch seconds."""
+    ends: float
+    """UTC epoch seconds. All machines and services of the allowance end by then."""
+    machines: int = 1
+    """Most machines at a time."""
+    providers: tuple[str, ...] = ()
+    """Vendors; () = every vendor with a key."""
+    gpus: tuple[str, ...] = ()
+    """Kinds of GPUs; () = every kind."""
+    may: tuple[str, ...] = MAY
+    """`rent`: launch trainings; `serve`: start services."""
+    user: str = ""
+    """User of this machine who may connect; "" = the owner of the allowance."""
+    is_revoked: bool = False
+
+    @property
+    def budget(self) -> str:
+        """Return the name of the budget in the journal."""
+        return f"{PREFIX}{self.name}"
+
+    def run_name(self, number: int) -> str:
+        """Return the name of a run or service of the allowance."""
+        return f"{self.name}-{number}"
+
+    def refusal(self, now: float) -> str:
+        """Return why the allowance gives nothing at `now`, UTC epoch seconds; "" if the allowance is valid."""
+        if self.is_revoked:
+            return f"the allowance {self.name} was revoked"
+        return f"the allowance {self.name} has ended" if now >= self.ends else ""
+
+    def refuse_kind(self, what: str) -> str:
+        """Return why the allowance does not cover `rent` or `serve`; "" if the allowance covers it."""
+        return "" if what in self.may else f"the allowance {self.name} may {' and '.join(self.may)}, and not {what}"
+
+    def refuse_machine(self, provider: str, gpu: str) -> str:
+        """Return why a provider or a kind of GPU is outside the allowance; "" = inside. An empty word is inside."""
+        if provider and self.providers and provider not in self.providers:
+            return f"the provider {provider} is outside the allowance; inside: {', '.join(self.providers)}"
+        if gpu and self.gpus and gpu not in self.gpus:
+            return f"the GPU {gpu} is outside the allowance; inside: {', '.join(self.gpus)}"
+        return ""
+
+
+def new_token() -> tuple[str, str]:
+    """Return a token, to be shown once, and the digest to store: 32 random bytes need no slow hash."""
+    token = PREFIX + secrets.token_urlsafe(32)
+    return token, digest(token)
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def from_json(said: Any) -> Allowance:
+    """Return the record of a stored document. Raises ValueError, TypeError, KeyError for a damaged document."""
+    known = {one.name: one for one in fields(Allowance)}
+    if not isinstance(said, dict) or set(said) - set(known):
+        raise ValueError("not an allowance")
+    made = {name: tuple(map(str, value)) if isinstance(value, list) else value for name, value in said.items()}
+    found = Allowance(**cast(Any, made))
+    if not NAME.fullmatch(found.name) or type(found.micro_usd) is not int or found.micro_usd <= 0:
+        raise ValueError("not an allowance")
+    return found

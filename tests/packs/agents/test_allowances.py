@@ -1,0 +1,111 @@
+"""Records and receipts of allowances, and the files that a user of an agent can reach."""
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from packs.agents.commands import skill
+from packs.agents.control import files, guarantee, place
+from packs.agents.control.files import Receipt
+from packs.agents.records.allowance import Allowance, digest, new_token
+from tests.world import ROOT
+
+ONE = Allowance(name="demo", token_sha256="a" * 64, micro_usd=5_000_000, begins=100.0, ends=200.0)
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch) -> Settings:
+    monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
+    with Journal.open(tmp_path / "journal.sqlite"):
+        return Settings.load(ROOT)
+
+
+def test_token_is_stored_as_a_digest_and_the_file_is_of_the_owner_only(settings):
+    token, known = new_token()
+    files.save(replace(ONE, token_sha256=known, gpus=("H100-SXM",)), settings)
+    path = place.folder(settings) / "demo.json"
+    assert token not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+    assert digest(token) == files.load("demo", settings).token_sha256 and len(token) > 40
+    assert files.load("demo", settings).gpus == ("H100-SXM",)
+
+
+@pytest.mark.parametrize("name", ["../x", "A", "", "a/b", "x" * 40])
+def test_name_that_could_be_a_path_is_refused(settings, name):
+    with pytest.raises(UsageError, match="is not the name of an allowance"):
+        files.load(name, settings)
+
+
+def test_damaged_or_unknown_allowance_is_named_and_others_stay(settings):
+    files.save(ONE, settings)
+    for number, text in enumerate(("{", "[]", '{"name": "b0"}', '{"name": "b0", "evil": 1}', "x" * 100)):
+        (place.folder(settings) / f"b{number}.json").write_text(text)
+        with pytest.raises(UsageError, match=f"b{number}.json.*inv down b{number}"):
+            files.load(f"b{number}", settings)
+    with pytest.raises(UsageError, match="no allowance is called gone; known: demo"):
+        files.load("gone", settings)
+    assert files.every(settings) == [ONE]
+
+
+def test_allowance_ends_and_has_an_inside():
+    assert ONE.refusal(150.0) == "" and "has ended" in ONE.refusal(200.0)
+    assert "was revoked" in replace(ONE, is_revoked=True).refusal(150.0)
+    narrow = replace(ONE, providers=("lium",), gpus=("H100-SXM",), may=("rent",))
+    assert "may rent, and not serve" in narrow.refuse_kind("serve") and not narrow.refuse_kind("rent")
+    assert "runpod is outside" in narrow.refuse_machine("runpod", "H100-SXM")
+    assert "B200 is outside" in narrow.refuse_machine("lium", "B200")
+    assert narrow.refuse_machine("lium", "H100-SXM") == narrow.refuse_machine("", "") == ""
+
+
+@pytest.mark.parametrize("harm", ["change", "drop", "swap", "cut"])
+def test_changed_receipt_is_noticed(settings, harm):
+    files.save(ONE, settings)
+    receipt = Receipt("demo", settings)
+    for number in range(4):
+        receipt.add({"at": float(number), "tool": "plan", "outcome": "done"})
+    assert [one["at"] for one in receipt.entries()] == [0.0, 1.0, 2.0, 3.0]
+    lines = receipt.path.read_bytes().splitlines(keepends=True)
+    changed = {
+        "change": [lines[0], lines[1].replace(b"plan", b"down"), *lines[2:]],
+        "drop": [lines[0], *lines[2:]],
+        "swap": [lines[1], lines[0], *lines[2:]],
+        "cut": [*lines[1:]],
+    }[harm]
+    receipt.path.write_bytes(b"".join(changed))
+    with pytest.raises(SlipwayError, match="the file was changed"):
+        receipt.entries()
+
+
+@pytest.fixture
+def open_home(monkeypatch):
+    """Return a home that other users may enter, as pytest's folders are closed."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        home = Path(made) / "home"
+        home.mkdir()
+        monkeypatch.setenv("HOME", str(home))
+        yield home
+
+
+def test_guarantee_lists_the_files_that_the_user_of_the_agent_can_read(settings, open_home):
+    assert "a shell of the agent can read your keys" in guarantee.of(ONE, settings).about
+    key = open_home / ".netrc"
+    key.write_text("machine x password y")
+    nobody = 65534
+    for mode, is_open in ((0o644, True), (0o640, False), (0o600, False)):
+        key.chmod(mode)
+        assert guarantee.may(key, nobody, {nobody}, 0o004) == is_open
+        assert any(str(key) in one for one in guarantee.reachable(nobody, {nobody}, settings)) == is_open
+    key.chmod(0o644)
+    key.parent.chmod(0o700)
+    assert not guarantee.may(key, nobody, {nobody}, 0o004) and guarantee.may(key, os.getuid(), set(), 0o004)
+
+
+def test_skill_is_generated_and_short():
+    assert skill.FILE.read_text("utf-8") == skill.text(), "run: ./inv skill > skills/slipway/SKILL.md"
+    assert len(skill.text().splitlines()) <= skill.MOST_LINES and skill.text().startswith("---\nname: slipway\n")

@@ -1,0 +1,87 @@
+"""Arguments of tools: typed, bounded, and never a flag."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.errors import ConfigError
+from packs.agents.control.desk import MOST_BYTES, bounded, clean
+from packs.agents.control.inv_lines import _flags
+from packs.agents.records.arguments import PlanArguments, read, schema
+from packs.agents.records.tools import TOOLS
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
+    lambda part: st.lists(part, max_size=4) | st.dictionaries(st.text(max_size=12), part, max_size=4),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize(
+    "said, wrong",
+    [
+        ({}, "spend_usd is missing"),
+        ({"spend_usd": True}, "must be a number"),
+        ({"spend_usd": math.nan}, "must be a number"),
+        ({"spend_usd": -1}, "must be a number"),
+        ({"spend_usd": 1, "budget": "x=1000"}, "unknown argument 'budget'"),
+        ({"spend_usd": 1, "phase": "sft --yes"}, "phase is 'sft --yes'"),
+        ({"spend_usd": 1, "gpu": "--yes"}, "gpu is '--yes'"),
+        ({"spend_usd": 1, "source": "/etc/passwd"}, "source is '/etc/passwd'"),
+        ({"spend_usd": 1, "source": "mine.jsonl"}, "source is"),
+        ({"spend_usd": 1, "init": "../secret"}, "init is"),
+        ({"spend_usd": 1, "init": "/root"}, "init is"),
+        ({"spend_usd": 1, "model": "s3://bucket/x"}, "model is"),
+        ({"spend_usd": 1, "task": "mine.jsonl"}, "task is"),
+        ({"spend_usd": 1, "options": "sft.rows=2"}, "options must be a list"),
+        ({"spend_usd": 1, "options": ["rl.rl.unsafe_rewards=true"]}, "is closed to allowances"),
+        ({"spend_usd": 1, "options": ["rl.rl.reward=def x"]}, "is closed to allowances|accepted form"),
+        ({"spend_usd": 1, "steps": 1.5}, "must be a number"),
+        ([1], "one JSON object"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(said, wrong):
+    with pytest.raises(ConfigError, match=wrong):
+        read(PlanArguments, said)
+
+
+@given(
+    name=st.sampled_from([*TOOLS]), said=JSON | st.dictionaries(st.text(max_size=12), JSON, max_size=6), data=st.data()
+)
+def test_any_json_is_read_or_refused_and_a_read_value_is_one_word_of_a_flag(name, said, data):
+    kind = TOOLS[name].arguments
+    known = list(schema(kind)["properties"])
+    if isinstance(said, dict) and known:
+        said = {data.draw(st.sampled_from(known)): value for value in said.values()}
+    try:
+        found = read(kind, said)
+    except ConfigError:
+        return
+    for word in _flags(vars(found)):
+        assert (
+            word.startswith("--")
+            and "\x00" not in word
+            and ("\n" not in word or word.startswith(("--prompt", "--words")))
+        )
+
+
+def test_schema_of_every_tool_names_types_bounds_and_required_arguments():
+    for tool in TOOLS.values():
+        said = schema(tool.arguments)
+        json.dumps(said)
+        assert said["additionalProperties"] is False and {*said["required"]} <= said["properties"].keys()
+        assert all(one["description"] and one["type"] for one in said["properties"].values())
+    assert schema(PlanArguments)["required"] == ["spend_usd"]
+
+
+@given(JSON)
+def test_answers_have_a_bounded_size(said):
+    found = bounded({"result": {"a": said, "text": "x\x1b[31m" * 4000, "rows": [{"b": "y" * 300}] * 90}})
+    assert len(json.dumps(found).encode()) <= MOST_BYTES
+
+
+def test_untrusted_text_loses_control_characters():
+    assert clean("a\x1b[2Jb\r\x07\nc\u202ed") == "a[2Jb\ncd"

@@ -1,0 +1,147 @@
+"""An agent with a token, by the client of the official MCP SDK: a model is trained and served, and nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.agent.environments import cache_folder, environment
+from infra.ledger.journal import Journal
+from packs.agents.control.files import Receipt
+from packs.agents.control.place import open_folder
+from packs.agents.records import client
+from tests.needs import PRIVILEGE
+from tests.world import ROOT, World, until
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+PEER = Path(__file__).with_name("mcp_peer.py")
+MOST_CALLS = 15
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path, {"SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())})
+    yield one
+    one.inv("down", "--all", "--rehearse")
+    one.inv("rehearse", "--stop")
+
+
+class Agent:
+    """The holder of a token: calls by the socket, as the MCP server does."""
+
+    def __init__(self, world: World, name: str = "demo", **flags: str) -> None:
+        words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+        said = world.json("allow", name, "--spend", "5", "--ttl", "2h", *words, "--rehearse")
+        self.token, self.name = said["token"], name
+        self.folder = next(iter(world.folder.rglob(f"{name}.json"))).parent
+
+    def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        return client.call(self.folder, self.name, self.token, tool, arguments)
+
+    def plan(self, **more: Any) -> str:
+        said = self.ask("plan", **{"spend_usd": 2.0, "phase": "base", "profile": "tiny", "steps": 4, **more})
+        return str(said["result"]["plan_id"])
+
+    def ends(self, run: str) -> str:
+        """Return the state of a run after its end."""
+        found: list[str] = []
+
+        def is_over() -> bool:
+            (row,) = self.ask("status", run=run)["result"]["runs"]
+            found.append(row["state"])
+            return row["state"] in ("succeeded", "failed", "ended")
+
+        until(is_over, "the end of the run", 600)
+        return found[-1]
+
+
+def test_client_of_the_sdk_trains_serves_and_asks_within_fifteen_calls(world, tmp_path):
+    agent = Agent(world, machines="2")
+    python = environment.ensure("mcp", ROOT, cache_folder.default_cache(), "", print)
+    environ = {**world.environ, "SLIPWAY_ALLOWANCE": agent.token}
+    line = [str(python), str(PEER), sys.executable, str(ROOT), agent.name]
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["calls"] <= MOST_CALLS and said["answer"] and said["refused"].startswith("spend_usd is 999")
+    told = world.json("allow", agent.name, "--receipt", "--rehearse")
+    assert len(told["calls"]) == said["calls"] and float(told["spent_usd"]) <= 5
+    # The allowance counts a machine until the vendor's answer that it is gone, and so never less than the bill.
+    billed = float(world.json("cost", "--rehearse")["usd"])
+    assert 0 <= float(told["spent_usd"]) - billed < 0.1
+
+
+def test_holder_of_a_token_starts_each_plan_once_and_touches_no_other_run(world):
+    agent = Agent(world)
+    world.json("launch", "--phase", "base", "--profile", "tiny", "--steps", "2", "--gpu", "H100", "-n", "mine", "--yes",
+               "--detach", "--rehearse")  # fmt: skip
+    for tool in ("logs", "why", "results", "down", "serve_ask"):
+        said = agent.ask(tool, run="mine", **({"prompt": "x"} if tool == "serve_ask" else {}))
+        assert "is no run or service of this allowance" in said["refused"], tool
+    wrong = Agent.__new__(Agent)
+    wrong.token, wrong.name, wrong.folder = "allow-x", agent.name, agent.folder
+    assert wrong.ask("status") == {"refused": "the token is wrong"}
+    plans = [agent.plan() for _ in range(2)]
+    said = agent.ask("serve_up", plan_id=plans[0])
+    assert "is a plan for launch" in said["refused"]
+    assert agent.ask("launch", plan_id=plans[0])["result"]["run"] == "demo-1"
+    assert "was used" in agent.ask("launch", plan_id=plans[0])["refused"]
+    assert "the allowance has 1" in agent.ask("launch", plan_id=plans[1])["refused"]
+    assert "USD are free" in agent.ask("plan", spend_usd=4.5)["refused"]
+    assert agent.ends("demo-1") == "succeeded"
+    (row,) = [one for one in world.json("status", "--rehearse") if one["run"] == "mine"]
+    assert row["state"] in ("running", "succeeded")
+
+
+CALL = """
+import json, socket, sys
+made = socket.socket(socket.AF_UNIX)
+made.connect(open(sys.argv[1]).read().strip())
+made.sendall(json.dumps({"token": sys.argv[2], "tool": "status", "arguments": {}}).encode() + b"\\n")
+print(made.makefile().readline())
+"""
+
+
+@pytest.mark.needs(PRIVILEGE)
+def test_user_of_an_allowance_calls_the_broker_and_other_users_are_refused(world):
+    said = world.json("allow", "apart", "--spend", "1", "--ttl", "1h", "--user", "nobody", "--rehearse")
+    place = client.place_file(open_folder("apart"), "apart")
+
+    def ask(user: str) -> dict[str, Any]:
+        line = ["/usr/bin/env", "-i", "/usr/bin/python3", "-I", "-c", CALL, str(place), said["token"]]
+        return json.loads(subprocess.run(line, user=user, cwd="/", capture_output=True, text=True, check=True).stdout)
+
+    assert ask("nobody")["result"]["total_usd"] == "1.00"
+    assert ask("daemon") == {"refused": "this user may not call the broker"}
+    assert "can read none of your keys" in said["guarantee"] or said["leaks"]
+    world.inv("allow", "apart", "--revoke", "--yes", "--rehearse")
+    until(lambda: not place.exists(), "the end of the broker")
+
+
+def test_killed_broker_comes_back_and_a_revoked_allowance_ends_its_machines(world):
+    agent = Agent(world)
+    agent.ask("launch", plan_id=agent.plan(steps=400))
+    with Journal.open(agent.folder.with_name("journal.sqlite"), world.environ) as journal:
+        holder = journal.leases.holder(f"{client.LEASE}{agent.name}")
+    assert holder is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    until(lambda: "result" in agent.ask("status"), "a broker", 120)
+    assert agent.ask("status")["result"]["live_machines"] == 1
+    world.inv("allow", agent.name, "--revoke", "--yes", "--rehearse")
+    assert "was revoked" in agent.ask("plan", spend_usd=1.0)["refused"]
+
+    def is_gone() -> bool:
+        return not any(one["state"] == "running" for one in world.json("status", "--rehearse"))
+
+    until(is_gone, "the end of all machines", 300)
+    assert not world.json("audit", "--rehearse").get("live")
+    folder = next(iter(world.folder.rglob("demo.receipt")))
+    receipt = Receipt.__new__(Receipt)
+    receipt.path = folder
+    assert receipt.entries()[-1]["tool"] in ("end", "plan")
