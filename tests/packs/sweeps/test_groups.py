@@ -52,7 +52,7 @@ def test_sweep_with_a_dead_process_resumes_unless_it_is_over_running_or_a_week_o
         assert (
             not resume_sweep.due(journal, settings) and resume_sweep.how_to_go_on(journal, settings, ["rates"]) == told
         )
-        (kind,) = run_groups.kinds()
+        kind = next(one for one in run_groups.kinds() if one.lease == resume_sweep.LEASE)
         assert run_groups.commands(journal, settings, ["rates"]) == told
         assert run_groups.recorded_groups(settings)["rates"].runs["rates.a"].reason == "waits for a pod of its sweep"
         op = begun(journal, "rates.pod-1", vendor="lium", owner_kind="pod_set", owner="rates")
