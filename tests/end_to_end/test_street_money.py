@@ -107,7 +107,8 @@ def test_run_ended_at_its_limit_is_not_resumed_without_a_new_limit(user):
         said = stderr_of(user, *line, code=5)
         assert "nothing was rented. To continue, repeat the command with a higher limit: --spend-limit 1" in said, said
     plan = user.json("resume", "spent", "--spend-limit", "1", "--dry-run", "--rehearse")
-    assert plan["rents"] and 0 < float(plan["left_usd"]) <= 0.75
+    # A run ends some seconds before or after its limit.
+    assert plan["rents"] and 0 < float(plan["left_usd"]) < 0.9
 
 
 def test_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
