@@ -60,6 +60,8 @@ def allow(spec: AllowFlags) -> None:
         elif spec.receipt:
             show_receipt(files.load(spec.name, settings), journal, settings, spec.json)
         elif spec.revoke:
+            files.load(spec.name, settings)
+            render.say(f"this ends the allowance {spec.name}, and all its machines and services")
             prompts.confirm(spec.yes)
             brokers.revoke(files.load(spec.name, settings).name, settings)
             supervisor_client.ensure(settings)
@@ -104,9 +106,8 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
     if spec.json:
         print_json({**shown(one, journal, settings), "token": token, "guarantee": found.about, "leaks": found.leaks})
         return
-    render.say(
-        f"{one.name}: {in_usd(one.micro_usd)} until {iso(one.ends)}, at most {one.machines} machines; the token:"
-    )
+    most = render.count(one.machines, "machine")
+    render.say(f"{one.name}: {in_usd(one.micro_usd)} until {iso(one.ends)}, at most {most}; the token:")
     print(token)
     where = f" --folder {place.open_folder(one.name)}" if one.user else ""
     render.say(f"the agent runs: SLIPWAY_ALLOWANCE=TOKEN ./inv mcp --allowance {one.name}{where}")
@@ -120,8 +121,11 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
 def top_up(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
     one = files.load(spec.name, settings)
     more = amount_of("top-up", spec.top_up)
-    prompts.confirm(spec.yes)
     new = replace(one, micro_usd=one.micro_usd + more)
+    render.say(
+        f"the holder of {one.name} may then spend {in_usd(new.micro_usd)} in all, and {in_usd(more)} more than now"
+    )
+    prompts.confirm(spec.yes)
     set_budget(journal, one.budget, new.micro_usd, settings)
     files.save(new, settings)
     render.say(f"{one.name}: {in_usd(new.micro_usd)} in all")

@@ -82,7 +82,7 @@ def save_desk(name: str, record: DeskRecord, settings: Settings) -> None:
 
 
 class Receipt:
-    """The calls of an allowance, in order. A lost or changed line breaks the chain of digests."""
+    """The calls of an allowance, in order. A line that is lost or changed breaks the chain, except the last line."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.path = folder(settings) / f"{name}.receipt"

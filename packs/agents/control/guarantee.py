@@ -32,7 +32,7 @@ def of(one: Allowance, settings: Settings) -> Guarantee:
     if not one.user:
         return Guarantee(
             about="the agent runs as your user: a shell of the agent can read your keys, and only the tools are "
-            "bounded. A stronger guarantee: --user NAME (Linux), a container without your files, or another machine"
+            "bounded. For a stronger guarantee: --user NAME (Linux)"
         )
     user = pwd.getpwnam(one.user)
     gids = {user.pw_gid, *os.getgrouplist(one.user, user.pw_gid)}
