@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,31 @@ def run_tests(checkout: Path, *words: str) -> str:
     return done.stdout[-200:]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a checkout that all packs share: Python and pytest compile each module once, not once per pack."""
+    return clone(tmp_path_factory.mktemp("packs") / "checkout")
+
+
+@pytest.fixture
+def checkout(whole, name, tmp_path):
+    """Take the folder of one pack out of the checkout during a test."""
+    folder, absent = whole / "packs" / name, tmp_path / "absent"
+    shutil.move(folder, absent)
+    yield whole
+    shutil.move(absent, folder)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Apart(World):
     """An installation of a second checkout."""
+
+    checkout: Path
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "invoke", *words],
-            cwd=self.folder / "checkout",
+            cwd=self.checkout,
             env=self.environ,
             text=True,
             start_new_session=True,
@@ -58,8 +77,8 @@ def test_the_core_passes_its_tests_without_any_pack(tmp_path):
 
 
 @pytest.mark.parametrize("name", packs.installed())
-def test_the_rest_works_without_a_pack_and_its_commands_name_the_pack(name, tmp_path):
-    checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), Apart(tmp_path)
+def test_the_rest_works_without_a_pack_and_its_commands_name_the_pack(name, checkout, tmp_path):
+    world = Apart(tmp_path, checkout=checkout)
     listed = world.inv("--list")
     process = world.run("doctor")
     assert "Traceback" not in process.stdout + process.stderr

@@ -37,7 +37,7 @@ class Agent:
 
     def __init__(self, world: World, name: str = "demo", **flags: str) -> None:
         words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        said = world.json("allow", name, "--spend", "5", "--ttl", "2h", *words, "--rehearse")
+        said = world.json("allow", name, "--spend", "5", "--ttl", "12h", *words, "--rehearse")
         self.token, self.name = said["token"], name
         self.folder = next(iter(world.folder.rglob(f"{name}.json"))).parent
 

@@ -269,9 +269,12 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 def fill(folder: Path) -> Path:
     """Take all free space of the disk; return the file that holds the space."""
-    ballast, free = folder / "ballast", os.statvfs(folder)
+    ballast = folder / "ballast"
     with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        while (free := os.statvfs(folder)).f_bavail:
+            # Processes of the host write meanwhile, and a file that does not fit is not extended at all.
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free.f_bavail * free.f_frsize)
     return ballast
 
 
