@@ -3,20 +3,27 @@
 import os
 import pwd
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from invoke import Exit
+
 from flows.limits.shared_resources import set_budget
 from flows.supervisor import supervisor_client
+from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.market import gpus
 from infra.selection.preflight import amount_of
 from infra.settings import VENDORS, Settings
-from infra.units import dollars, in_usd, iso, micro_usd, seconds
+from infra.units import dollars, in_usd, iso, seconds
 from packs.agents.control import brokers, files, guarantee, money, place
-from packs.agents.control.files import Receipt
+from packs.agents.control.account import Account
+from packs.agents.control.receipt import Receipt
+from packs.agents.control.reconciliation import Reconciliation, reconcile
+from packs.agents.control.time_left import refusal
 from packs.agents.records.allowance import MAY, NAME, Allowance, new_token
 from packs.agents.records.client import LEASE, place_file
 from scripts.cli import context, prompts, render
@@ -24,6 +31,8 @@ from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
 from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
+from scripts.market import cost
+from store import terminal
 
 WAIT_S = 30.0
 POLL_S = 0.2
@@ -42,7 +51,7 @@ class AllowFlags(Questions, Output):
     user: str = flag("", "Linux: the user of the agent on this machine, who cannot read your keys", unit="USER")
     top_up: str = flag("", "add this amount to the allowance", unit="USD")
     revoke: bool = flag(False, "end the allowance, and all its machines and services")
-    receipt: bool = flag(False, "show every call with plan, price, machine and outcome")
+    receipt: bool = flag(False, "show every call and machine, and compare calls, ledger and bills of the vendors")
     list: bool = flag(False, "list all allowances")
 
 
@@ -85,13 +94,15 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
     if spec.user:
         known_user(spec.user)
     token, digest = new_token()
-    now = time.time()
+    now = read_clocks()
     one = Allowance(
         name=spec.name,
         token_sha256=digest,
         micro_usd=amount_of("spend", spec.spend),
-        begins=now,
-        ends=now + (seconds(spec.ttl) or DEFAULT_S),
+        begins=now.wall_s,
+        ttl_s=seconds(spec.ttl) or DEFAULT_S,
+        boot_id=now.boot_id,
+        boot_s=now.boot_s,
         machines=spec.machines,
         providers=chosen(spec.providers, VENDORS, "providers"),
         gpus=tuple(gpus.canonical_name(kind) for kind in spec.gpu.split(",") if kind),
@@ -119,15 +130,17 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
 
 
 def top_up(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
-    one = files.load(spec.name, settings)
+    """Raise the limit of an allowance."""
     more = amount_of("top-up", spec.top_up)
-    new = replace(one, micro_usd=one.micro_usd + more)
-    render.say(
-        f"the holder of {one.name} may then spend {in_usd(new.micro_usd)} in all, and {in_usd(more)} more than now"
-    )
+    total = files.load(spec.name, settings).micro_usd + more
+    render.say(f"the holder of {spec.name} may then spend {in_usd(total)} in all, and {in_usd(more)} more than now")
     prompts.confirm(spec.yes)
-    set_budget(journal, one.budget, new.micro_usd, settings)
-    files.save(new, settings)
+    with files.changing(spec.name, settings) as one:
+        if why := refusal(one):
+            raise UsageError(f"{why}; a new allowance: inv allow NAME --spend USD")
+        new = replace(one, micro_usd=one.micro_usd + more)
+        set_budget(journal, one.budget, new.micro_usd, settings)
+        files.save(new, settings)
     render.say(f"{one.name}: {in_usd(new.micro_usd)} in all")
 
 
@@ -158,27 +171,44 @@ def show_list(journal: Journal, settings: Settings, as_json: bool) -> None:
 
 
 def show_receipt(one: Allowance, journal: Journal, settings: Settings, as_json: bool) -> None:
-    """Print every call, and the sum of the journal, which counts what vendors have billed."""
-    entries = Receipt(one.name, settings).entries()
-    total = shown(one, journal, settings)
+    """Print every call and machine, the sums, and each difference between receipt, ledger and bills.
+
+    Raises Exit with code 5 after a difference.
+    """
+    found = Receipt(one.name, settings).read()
+    with terminal.show_while("asking vendors for bills"):
+        seen = reconcile(found.calls, Account(one.name, settings), journal)
+    total, wrong = shown(one, journal, settings), [*found.problems, *seen.differences]
     if as_json:
-        print_json({**total, "calls": entries})
-        return
+        ledger = cost.ledger_json(seen.machines, {}, [*seen.unanswered])
+        sums = {"counted_usd": dollars(seen.counted), "ledger_usd": ledger["usd"], "billed_usd": dollars(seen.billed)}
+        print_json({**total, **sums, "calls": found.calls, "machines": ledger["pods"], "differences": wrong,
+                    "unanswered": seen.unanswered})  # fmt: skip
+    else:
+        print_receipt(found.calls, seen)
+        render.say(f"{one.name}: {in_usd(seen.counted)} spent of {in_usd(one.micro_usd)}; {total['free_usd']} USD free")
+        render.say(f"ledger: {in_usd(seen.ledger)}; bills of the vendors: {in_usd(seen.billed)}")
+        for problem in seen.unanswered:
+            render.say(render.clean(problem))
+    if wrong:
+        raise Exit(render.clean("\n".join(["inv allow: receipt, ledger and bills differ:", *wrong])), code=5)
+
+
+def print_receipt(calls: Sequence[Mapping[str, Any]], seen: Reconciliation) -> None:
     rows = [("at", "call", "run", "machine", "USD/h", "outcome")]
-    for call in entries:
+    for call in calls:
         row = [str(call.get(name, "")) for name in ("tool", "run", "machine", "usd_per_hour")]
         rows.append((str(iso(call["at"])), *row, call.get("why") or call["outcome"]))
     print(render.clean(columns(rows)))
-    spent, whole, free = (in_usd(micro_usd(total[name])) for name in ("spent_usd", "total_usd", "free_usd"))
-    render.say(f"{one.name}: {spent} spent of {whole}; {free} free")
+    if seen.machines:
+        print()
+        cost.show_ledger(seen.machines, {}, "")
 
 
 def shown(one: Allowance, journal: Journal, settings: Settings) -> dict[str, Any]:
-    seen = money.state(one, files.desk_record(one.name, settings).services, journal, settings.clock_scale)
+    seen = money.state(one, files.started(one.name, settings).services, journal, settings.clock_scale)
     is_served = f"{LEASE}{one.name}" in journal.leases.held_names()
-    state = (
-        "revoked" if one.is_revoked else "ended" if one.refusal(time.time()) else "open" if is_served else "no broker"
-    )
+    state = "revoked" if one.is_revoked else "ended" if refusal(one) else "open" if is_served else "no broker"
     return {
         "allowance": one.name,
         "state": state,

@@ -2,7 +2,7 @@
 
     python -m packs.agents.control.broker NAME      one process per allowance, started by the supervisor
 
-A call is one connection: a line of JSON {"token", "tool", "arguments"}, then a line with the answer of the desk. The
+A call is one connection: a line of JSON {"token", "tool", "arguments"}, then a line with the answer. The
 kernel names the user of each connection; only the owner and the user of the allowance may call. At its end, the broker
 ends all runs and services of the allowance.
 """
@@ -29,11 +29,11 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from infra.units import moment
-from packs.agents.control import money
-from packs.agents.control.desk import Desk
-from packs.agents.control.files import Receipt
-from packs.agents.control.inv_lines import CommandFailed
+from packs.agents.control.account import Account
+from packs.agents.control.calls import Calls
+from packs.agents.control.ending import end_all
 from packs.agents.control.place import folder, open_folder
+from packs.agents.control.time_left import refusal
 from packs.agents.records.allowance import digest
 from packs.agents.records.client import LEASE, MOST_CALL_BYTES, place_file
 from store import local_files
@@ -41,7 +41,7 @@ from store import local_files
 LOOK_S = 1.0  # between two looks at the allowance
 CALLS = 8  # at a time
 READ_S = 30.0
-END_TRIES_S = 30.0
+END_TRIES_S = 10.0
 
 
 class Broker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -50,11 +50,11 @@ class Broker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, path: Path, desk: Desk) -> None:
-        self.desk, self.slots = desk, threading.BoundedSemaphore(CALLS)
+    def __init__(self, path: Path, calls: Calls) -> None:
+        self.calls, self.slots = calls, threading.BoundedSemaphore(CALLS)
         super().__init__(str(path), Call)
         # The user of an allowance is another user; the broker asks the kernel who connects.
-        path.chmod(0o666 if desk.allowance.user else 0o600)
+        path.chmod(0o666 if calls.account.allowance.user else 0o600)
 
 
 class Call(socketserver.StreamRequestHandler):
@@ -75,8 +75,7 @@ class Call(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, said: dict[str, Any]) -> dict[str, Any]:
-        desk = self.server.desk
-        one = desk.allowance
+        one = self.server.calls.account.allowance
         _, uid, _ = struct.unpack("3i", self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in {os.getuid(), *([pwd.getpwnam(one.user).pw_uid] if one.user else [])}:
             return {"refused": "this user may not call the broker"}
@@ -85,9 +84,9 @@ class Call(socketserver.StreamRequestHandler):
         if not self.server.slots.acquire(blocking=False):
             return {"refused": f"{CALLS} calls are at work; call again soon"}
         try:
-            return desk.answer(str(said.get("tool", "")), said.get("arguments"))
+            return self.server.calls.answer(str(said.get("tool", "")), said.get("arguments"))
         except Exception:  # an unforeseen error must neither end the broker nor show paths to the client
-            print(f"{moment(time.time())} {traceback.format_exc()}", file=sys.stderr, flush=True)
+            log(traceback.format_exc())
             return {"refused": "the broker met an unforeseen error, which is in the log of the owner"}
         finally:
             self.server.slots.release()
@@ -95,9 +94,9 @@ class Call(socketserver.StreamRequestHandler):
 
 def serve(name: str, settings: Settings) -> None:
     """Answer calls until the allowance ends, then end all that the allowance has started."""
-    desk = Desk(name, settings)
+    account = Account(name, settings)
     with contextlib.ExitStack() as stack:
-        if desk.allowance.user:
+        if account.allowance.user:
             shared = open_folder(name)
             place = place_file(shared, name)
         else:
@@ -105,36 +104,21 @@ def serve(name: str, settings: Settings) -> None:
             place = place_file(folder(settings), name)
         path = shared / "socket"
         path.unlink(missing_ok=True)
-        broker = stack.enter_context(Broker(path, desk))
+        broker = stack.enter_context(Broker(path, Calls(name, settings)))
         threading.Thread(target=broker.serve_forever, kwargs={"poll_interval": LOOK_S}, daemon=True).start()
         local_files.replace(place, f"{path}\n".encode(), 0o644)
         try:
-            while not desk.allowance.refusal(time.time()):
+            while not refusal(account.allowance):
                 time.sleep(LOOK_S)
-            while not end_all(desk):
+            while not end_all(account, log):
                 time.sleep(END_TRIES_S)
         finally:
             place.unlink(missing_ok=True)
             broker.shutdown()
 
 
-def end_all(desk: Desk) -> bool:
-    """End the runs and services of an allowance; return whether all have ended."""
-    record, is_done = desk.record(), True
-    with Journal.open(desk.settings.state_file) as journal:
-        live = {op.run for op in journal.ops(live=True)} & {*record.runs}
-        services = [name for name in record.services if money.is_wanted(name, journal)]
-    for command, names in (("down", sorted(live)), ("serve.down", services)):
-        for name in names:
-            try:
-                desk.inv.text(command, {}, [name])
-                Receipt(desk.name, desk.settings).add(
-                    {"at": time.time(), "tool": "end", "run": name, "outcome": "done"}
-                )
-            except CommandFailed as error:
-                is_done = False
-                print(f"{moment(time.time())} {name}: {error}", file=sys.stderr, flush=True)
-    return is_done
+def log(text: str) -> None:
+    print(f"{moment(time.time())} {text}", file=sys.stderr, flush=True)
 
 
 def main(name: str) -> int:

@@ -1,25 +1,19 @@
-"""Files of allowances beside the journal: a record each, and a receipt each, in which every call is a line.
+"""Files of allowances beside the journal: the allowance, and the runs that the allowance has started.
 
 <journal>-allowances/<name>.json          the allowance, with a hash of the token
-<journal>-allowances/<name>.receipt       a line per call; each line holds the digest of the line before
+<journal>-allowances/<name>.runs          names of runs and services, and the limits of services
 """
 
 import contextlib
-import fcntl
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
 from packs.agents.control.place import folder
-from packs.agents.records.allowance import NAME, Allowance, digest, from_json
+from packs.agents.records.allowance import NAME, Allowance, from_json
 from store import local_files, untrusted_input
-
-FIRST = "0" * 64  # digest before the first line of a receipt
 
 
 def save(one: Allowance, settings: Settings) -> None:
@@ -51,70 +45,38 @@ def every(settings: Settings) -> list[Allowance]:
     return found
 
 
-def of_token(token: str, settings: Settings) -> Allowance | None:
-    """Return the allowance of a token, or None."""
-    said = digest(token)
-    return next((one for one in every(settings) if one.token_sha256 == said), None)
+@contextlib.contextmanager
+def changing(name: str, settings: Settings) -> Iterator[Allowance]:
+    """Yield an allowance for a change: two commands of the owner change the record one after the other."""
+    one = load(name, settings)
+    with local_files.holding_lock(folder(settings) / f"{name}.changes", mode=0o600):
+        yield load(one.name, settings)
 
 
-@dataclass
-class DeskRecord:
-    """State of a desk that outlives the process."""
+@dataclass(frozen=True, kw_only=True)
+class StartedRuns:
+    """The runs and services that an allowance has started, alive or ended."""
 
     number: int = 0
     """Number of the last run or service."""
-    runs: list[str] = field(default_factory=list)
-    services: dict[str, int] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
+    """Names of runs and of services."""
+    services: Mapping[str, int] = field(default_factory=dict)
     """Limit of each service, in micro-USD."""
 
 
-def desk_record(name: str, settings: Settings) -> DeskRecord:
-    """Return the state of the desk of an allowance."""
+def started(name: str, settings: Settings) -> StartedRuns:
+    """Return the runs and services of an allowance. Raises SlipwayError for a damaged file."""
+    path = folder(settings) / f"{name}.runs"
     try:
-        said = untrusted_input.load(folder(settings) / f"{name}.desk")
-        return DeskRecord(int(said["number"]), [*map(str, said["runs"])], dict(said["services"]))
+        said = untrusted_input.load(path)
+        services = {str(one): int(limit) for one, limit in said["services"].items()}
+        return StartedRuns(number=int(said["number"]), runs=tuple(map(str, said["runs"])), services=services)
     except FileNotFoundError:
-        return DeskRecord()
+        return StartedRuns()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SlipwayError(f"{path}: {error}; end the runs of the allowance: inv status, inv down RUN") from None
 
 
-def save_desk(name: str, record: DeskRecord, settings: Settings) -> None:
-    local_files.replace(folder(settings) / f"{name}.desk", json.dumps(asdict(record)).encode(), 0o600)
-
-
-class Receipt:
-    """The calls of an allowance, in order. A line that is lost or changed breaks the chain, except the last line."""
-
-    def __init__(self, name: str, settings: Settings) -> None:
-        self.path = folder(settings) / f"{name}.receipt"
-
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """Append a call, durably."""
-        with self._locked() as file:
-            lines = file.read().splitlines()
-            before = hashlib.sha256(lines[-1]).hexdigest() if lines else FIRST
-            said = {"number": len(lines) + 1, **entry, "before": before}
-            file.write(json.dumps(said, sort_keys=True).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def entries(self) -> list[dict[str, Any]]:
-        """Return all calls. Raises SlipwayError if a line was lost or changed."""
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        before, found = FIRST, []
-        for number, line in enumerate(lines, 1):
-            said = json.loads(line)
-            if said.get("before") != before or said.get("number") != number:
-                raise SlipwayError(f"{self.path}: line {number} does not follow the line before; the file was changed")
-            found.append(said)
-            before = hashlib.sha256(line).hexdigest()
-        return found
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[Any]:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
+def save_started(name: str, record: StartedRuns, settings: Settings) -> None:
+    local_files.replace(folder(settings) / f"{name}.runs", json.dumps(asdict(record)).encode(), 0o600)

@@ -21,9 +21,10 @@ class Allowances(RunGroups):
     def started_groups(self, journal: Journal, settings: Settings) -> list[str]:
         if not folder(settings).is_dir():
             return []
-        from packs.agents.control import files
+        from packs.agents.control import brokers, files
 
-        return [one.name for one in files.every(settings) if not one.is_revoked]
+        every = files.every(settings)
+        return [one.name for one in every if not one.is_revoked or brokers.has_work(one, journal, settings)]
 
     def stop(self, name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
         from packs.agents.control import brokers

@@ -1,6 +1,6 @@
 """An allowance: what the holder of a token may do, and until when, as a frozen record. No I/O; standard library only.
 
-Allowance, time, live machines -> `refusal` -> "" or the reason in words
+Allowance, seconds left -> `refusal` -> "" or the reason in words
 """
 
 import hashlib
@@ -25,8 +25,11 @@ class Allowance:
     """Most that all machines of the allowance may cost together."""
     begins: float
     """UTC epoch seconds."""
-    ends: float
-    """UTC epoch seconds. All machines and services of the allowance end by then."""
+    ttl_s: float
+    """Seconds until all machines and services of the allowance end."""
+    boot_id: str
+    """Boot of this machine, and seconds since that boot, at the begin: a wall clock may be set."""
+    boot_s: float
     machines: int = 1
     """Most machines at a time."""
     providers: tuple[str, ...] = ()
@@ -48,11 +51,16 @@ class Allowance:
         """Return the name of a run or service of the allowance."""
         return f"{self.name}-{number}"
 
-    def refusal(self, now: float) -> str:
-        """Return why the allowance gives nothing at `now`, UTC epoch seconds; "" if the allowance is valid."""
+    @property
+    def ends(self) -> float:
+        """Return the planned end, in UTC epoch seconds."""
+        return self.begins + self.ttl_s
+
+    def refusal(self, left_s: float) -> str:
+        """Return why the allowance gives nothing with `left_s` seconds left; "" if the allowance is valid."""
         if self.is_revoked:
             return f"the allowance {self.name} was revoked"
-        return f"the allowance {self.name} has ended" if now >= self.ends else ""
+        return f"the allowance {self.name} has ended" if left_s <= 0 else ""
 
     def refuse_kind(self, what: str) -> str:
         """Return why the allowance does not cover `rent` or `serve`; "" if the allowance covers it."""

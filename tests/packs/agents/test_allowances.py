@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.agents.commands import skill
 from packs.agents.control import files, guarantee, place
-from packs.agents.control.files import Receipt
+from packs.agents.control.receipt import Receipt
 from packs.agents.records.allowance import Allowance, digest, new_token
 from tests.world import ROOT
 
-ONE = Allowance(name="demo", token_sha256="a" * 64, micro_usd=5_000_000, begins=100.0, ends=200.0)
+ONE = Allowance(
+    name="demo", token_sha256="a" * 64, micro_usd=5_000_000, begins=100.0, ttl_s=100.0, boot_id="b", boot_s=5.0
+)
 
 
 @pytest.fixture
@@ -53,8 +55,8 @@ def test_damaged_or_unknown_allowance_is_named_and_others_stay(settings):
 
 
 def test_allowance_ends_and_has_an_inside():
-    assert ONE.refusal(150.0) == "" and "has ended" in ONE.refusal(200.0)
-    assert "was revoked" in replace(ONE, is_revoked=True).refusal(150.0)
+    assert ONE.refusal(50.0) == "" and "has ended" in ONE.refusal(0.0)
+    assert "was revoked" in replace(ONE, is_revoked=True).refusal(50.0)
     narrow = replace(ONE, providers=("lium",), gpus=("H100-SXM",), may=("rent",))
     assert "may rent, and not serve" in narrow.refuse_kind("serve") and not narrow.refuse_kind("rent")
     assert "runpod is outside" in narrow.refuse_machine("runpod", "H100-SXM")
@@ -62,23 +64,62 @@ def test_allowance_ends_and_has_an_inside():
     assert narrow.refuse_machine("lium", "H100-SXM") == narrow.refuse_machine("", "") == ""
 
 
-@pytest.mark.parametrize("harm", ["change", "drop", "swap", "cut"])
-def test_changed_receipt_is_noticed(settings, harm):
+def written(settings, count: int = 4) -> Receipt:
+    """Return a receipt with `count` lines."""
     files.save(ONE, settings)
     receipt = Receipt("demo", settings)
-    for number in range(4):
+    for number in range(count):
         receipt.add({"at": float(number), "tool": "plan", "outcome": "done"})
-    assert [one["at"] for one in receipt.entries()] == [0.0, 1.0, 2.0, 3.0]
-    lines = receipt.path.read_bytes().splitlines(keepends=True)
-    changed = {
-        "change": [lines[0], lines[1].replace(b"plan", b"down"), *lines[2:]],
-        "drop": [lines[0], *lines[2:]],
-        "swap": [lines[1], lines[0], *lines[2:]],
-        "cut": [*lines[1:]],
-    }[harm]
-    receipt.path.write_bytes(b"".join(changed))
-    with pytest.raises(SlipwayError, match="the file was changed"):
-        receipt.entries()
+    assert [one["at"] for one in receipt.read().calls] == [*range(count)] and not receipt.read().problems
+    return receipt
+
+
+@pytest.mark.parametrize(
+    "harm, said",
+    [
+        (lambda lines: [lines[0], lines[1].replace(b"plan", b"down"), *lines[2:]], ["line 2 was changed"]),
+        (lambda lines: [lines[0], *lines[2:]], ["line 2 is lost"]),
+        (lambda lines: lines[1:], ["line 1 is lost"]),
+        (lambda lines: lines[:-1], ["line 4 is lost"]),
+        (lambda lines: lines[:1], ["the lines 2 to 4 are lost"]),
+        (lambda lines: [], ["the lines 1 to 4 are lost"]),
+        (lambda lines: [*lines[:-1], lines[-1].replace(b"plan", b"down")], ["line 4 was changed"]),
+        (lambda lines: [*lines[:-1], lines[-1][:30]], ["line 4 cannot be read", "line 4 was changed"]),
+    ],
+)
+def test_damage_of_a_receipt_shows_also_after_the_next_call_and_the_rest_is_readable(settings, harm, said):
+    receipt = written(settings)
+    receipt.path.write_bytes(b"".join(harm(receipt.path.read_bytes().splitlines(keepends=True))))
+    for _ in range(2):
+        problems = receipt.read().problems
+        assert len(problems) >= len(said) and all(any(one in each for each in problems) for one in said), problems
+        before = len(receipt.read().calls)
+        receipt.add({"at": 9.0, "tool": "status", "outcome": "done"})
+        assert receipt.read().calls[-1]["at"] == 9.0 and len(receipt.read().calls) == before + 1
+
+
+@pytest.mark.parametrize("kept", [1, 30])
+def test_line_of_a_receipt_that_a_kill_has_torn_is_named_and_the_chain_goes_on(settings, kept):
+    receipt = written(settings, 2)
+    mark = receipt.mark.read_bytes()
+    receipt.add({"at": 2.0, "tool": "launch", "outcome": "begun"})
+    whole = receipt.path.read_bytes()
+    receipt.mark.write_bytes(mark)  # a kill between the line and the mark
+    assert not receipt.read().problems and len(receipt.read().calls) == 3
+    receipt.path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]) + whole.splitlines()[2][:kept])
+    for calls in (2, 3, 4):
+        (problem,) = receipt.read().problems
+        assert "line 3 cannot be read: the broker was killed" in problem and len(receipt.read().calls) == calls
+        receipt.add({"at": 3.0, "tool": "status", "outcome": "done"})
+
+
+def test_call_of_a_receipt_that_a_kill_has_cut_short_keeps_the_run_and_no_outcome(settings):
+    receipt = written(settings, 0)
+    receipt.add({"at": 1.0, "call": "a", "tool": "launch", "run": "demo-1", "outcome": "begun"})
+    receipt.add({"at": 2.0, "call": "b", "tool": "launch", "run": "demo-2", "outcome": "begun"})
+    receipt.add({"at": 3.0, "call": "b", "tool": "launch", "outcome": "done"})
+    found = [(one["run"], one["outcome"]) for one in receipt.read().calls]
+    assert found == [("demo-1", "begun"), ("demo-2", "done")]
 
 
 @pytest.fixture

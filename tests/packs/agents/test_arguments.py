@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import ConfigError
-from packs.agents.control.desk import MOST_BYTES, bounded, clean
+from packs.agents.control.answers import MOST_BYTES, bounded, clean
 from packs.agents.control.inv_lines import _flags
 from packs.agents.records.arguments import PlanArguments, read, schema
 from packs.agents.records.tools import TOOLS

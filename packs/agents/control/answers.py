@@ -1,0 +1,87 @@
+"""Answers of the tools: documents of `inv` commands -> facts for an agent -> at most MOST_BYTES of printable text."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_BYTES = 8000  # of an answer as JSON
+
+
+def training_facts(shown: Mapping[str, Any]) -> dict[str, Any]:
+    due = [row["name"] for row in shown["artifacts"] if row["step"]]
+    facts = {"steps": shown["steps"], "artifacts": due, "notes": [clean(one) for one in shown["notes"]][:8]}
+    if not shown["steps"]:
+        return {"message": "every artifact exists; nothing to do", **facts}
+    if not shown.get("offers"):
+        return facts
+    names = ("low", "expected", "high")
+    return {
+        **facts,
+        "cost_usd": dict(zip(names, shown["cost_usd"] or (), strict=False)),
+        "seconds": dict(zip(names, shown["cost_s"] or (), strict=False)),
+        "ends": [f"{end['when']}: {end['by']}" for end in shown["ends"]],
+    }
+
+
+def service_facts(shown: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": shown["model_name"], "engine": shown["engine"]}
+
+
+def clean(text: str) -> str:
+    """Return untrusted text without control characters, and without escape sequences of a terminal."""
+    return "".join(one for one in text if one == "\n" or one.isprintable())
+
+
+def bounded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of at most MOST_BYTES as JSON: the longest texts and lists are cut, and say so."""
+    document = _cleaned(document)
+    while len(json.dumps(document).encode()) > MOST_BYTES:
+        holder, key, size = max(_long_parts(document), key=lambda one: one[2])
+        value = holder[key]
+        cut = value[: len(value) // 2]
+        holder[key] = f"{cut} [cut]" if isinstance(value, str) else cut
+        if size < 4:
+            return {"refused": "the answer is too long; ask for less"}
+    return document
+
+
+def _cleaned(value: Any) -> Any:
+    """Return a document whose texts have no control characters."""
+    if isinstance(value, dict):
+        return {clean(str(name)): _cleaned(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cleaned(one) for one in value]
+    return clean(value) if isinstance(value, str) else value
+
+
+def _long_parts(value: Any) -> Iterator[tuple[Any, Any, int]]:
+    """Yield the holder, the key and the size as JSON of each text and list."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in pairs:
+        if isinstance(one, (str, list)):
+            yield value, key, len(json.dumps(one)) if isinstance(one, str) or len(one) > 1 else 0
+        yield from _long_parts(one)
+
+
+def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("run", "state", "provider", "gpu", "step", "cost_usd", "usd_per_hour", "limit_usd", "reason", "eta_s")
+    return {name: row[name] for name in names if row.get(name) not in (None, "")}
+
+
+def step_facts(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step with its artifact and figures, without paths of machines."""
+    result = {name: one for name, one in (step.get("result") or {}).items() if name not in ("kind", "at", "step")}
+    figures = {name: one for name, one in result.items() if type(one) in (int, float)}
+    return {
+        "step": step["name"],
+        "state": step["state"],
+        "elapsed_s": round(step.get("elapsed_s") or 0.0, 1),
+        **({"artifact": result["name"]} if result.get("name") else {}),
+        **({"figures": figures} if figures else {}),
+    }
+
+
+def service_row_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: row.get(name) for name in ("service", "state", "ready", "target", "model_name", "usd_per_hour", "held")
+    }

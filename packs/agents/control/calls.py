@@ -1,0 +1,85 @@
+"""Calls of an allowance: a tool name and untrusted arguments -> the tool -> a bounded answer, and a receipt line.
+
+calls -> plans, starts, readings -> admission -> account -> files, money; answers: the form of every result
+"""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from data.errors import ConfigError
+from infra.errors import SlipwayError, UsageError
+from infra.settings import Settings
+from packs.agents.control import readings, starts
+from packs.agents.control.account import Account
+from packs.agents.control.answers import bounded
+from packs.agents.control.plans import Plans
+from packs.agents.control.receipt import BEGUN, Receipt
+from packs.agents.control.time_left import refusal
+from packs.agents.records import arguments
+from packs.agents.records.tools import TOOLS
+
+KEPT = ("plan_id", "run", "machine", "usd_per_hour", "limit_usd")  # facts of a result in the receipt
+READINGS: Mapping[str, Callable[[Account, Any], dict[str, Any]]] = {
+    "offers": readings.offers,
+    "status": readings.status,
+    "logs": readings.logs,
+    "why": readings.why,
+    "results": readings.results,
+    "serve_ask": readings.serve_ask,
+    "down": readings.down,
+    "shard_preview": readings.shard_preview,
+    "docs_search": readings.docs_search,
+}
+STARTS = {"launch": starts.launch, "serve_up": starts.serve_up}
+Work = Callable[[Any], dict[str, Any]]
+
+
+class Calls:
+    """Answers the calls of one allowance."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.account, self.receipt = Account(name, settings), Receipt(name, settings)
+        self.plans = Plans(self.account)
+        self.works: dict[str, Work] = {"plan": self.plans.plan}
+        self.works |= {name: partial(work, self.account) for name, work in READINGS.items()}
+
+    def answer(self, tool: str, said: Any) -> dict[str, Any]:
+        """Return {"result"} or {"refused"} of a call, and write the call into the receipt."""
+        began = time.monotonic()
+        entry: dict[str, Any] = {"at": round(time.time(), 3), "call": secrets.token_hex(6), "tool": str(tool)[:40]}
+        entry["arguments_sha256"] = _digest(said)
+        try:
+            if tool not in TOOLS:
+                raise UsageError(f"no tool is called {str(tool)[:40]!r}; known: {', '.join(TOOLS)}")
+            if why := refusal(self.account.allowance):
+                raise UsageError(f"{why}; the owner sees: inv allow {self.account.name} --receipt")
+            work = self.works.get(tool) or self._start(tool, entry)
+            found = bounded({"result": work(arguments.read(TOOLS[tool].arguments, said))})
+        except (SlipwayError, ConfigError) as error:
+            found = {"refused": str(error)[:2000]}
+        except Exception:  # the broker logs the error
+            self.receipt.add({**entry, "outcome": "failed"})
+            raise
+        told = found.get("result", {})
+        entry |= {name: told[name] for name in KEPT if name in told}
+        entry |= {"outcome": "refused" if "refused" in found else "done", "result_sha256": _digest(found)}
+        entry |= {"why": found["refused"][:300]} if "refused" in found else {}
+        self.receipt.add({**entry, "took_s": round(time.monotonic() - began, 3)})
+        return found
+
+    def _start(self, tool: str, entry: Mapping[str, Any]) -> Work:
+        """Return a tool that rents, and that writes a line of the receipt before."""
+
+        def note(facts: Mapping[str, Any]) -> None:
+            self.receipt.add({**entry, **facts, "outcome": BEGUN})
+
+        return lambda asked: STARTS[tool](self.account, self.plans, asked, note)
+
+
+def _digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

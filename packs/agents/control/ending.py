@@ -1,0 +1,69 @@
+"""End of an allowance: every run and service that the allowance has started ends, with a line of the receipt each.
+
+`Account` -> `inv down`, `inv serve.down` -> whether everything has ended
+"""
+
+import fcntl
+import os
+import time
+
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
+from infra.runs import run_rows
+from infra.runs.timing import Say
+from infra.settings import Settings
+from packs.agents.control import files, money, place
+from packs.agents.control.account import Account
+from packs.agents.control.receipt import Receipt
+
+
+def end_all(account: Account, tell: Say) -> bool:
+    """End all runs and services once; return whether nothing is left, and no start is under way."""
+    is_done = not is_starting(account)  # asked first: a start that ends meanwhile has written its rows
+    with Journal.open(account.settings.state_file) as journal:
+        runs = sorted({run_rows.run_of(op) for op in own_rows(account.name, journal, account.settings)})
+        services = own_services(account.name, journal, account.settings)
+    for command, names in (("serve.down", services), ("down", runs)):
+        for name in names:
+            is_done = end_one(account, command, name, tell) and is_done
+    return is_done
+
+
+def is_starting(account: Account) -> bool:
+    """Return whether a start holds the lock: its machine may be rented at any time."""
+    lock = os.open(lock_file(account), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def end_one(account: Account, command: str, name: str, tell: Say) -> bool:
+    """End a run or service; return whether the end is proven."""
+    try:
+        account.inv.text(command, {}, [name])
+    except SlipwayError as error:
+        tell(f"{name}: {error}")
+        return False
+    tell(f"{name}: ended, nothing of it runs")
+    Receipt(account.name, account.settings).add({"at": time.time(), "tool": "end", "run": name, "outcome": "done"})
+    return True
+
+
+def lock_file(account: Account) -> str:
+    return str(place.folder(account.settings) / f"{account.name}.lock")
+
+
+def own_rows(name: str, journal: Journal, settings: Settings) -> list[Op]:
+    """Return the live rows of the runs of an allowance, without replicas of services."""
+    runs = {*files.started(name, settings).runs}
+    return [op for op in journal.ops(live=True) if run_rows.run_of(op) in runs]
+
+
+def own_services(name: str, journal: Journal, settings: Settings) -> list[str]:
+    """Return the services of an allowance that have not ended."""
+    return [one for one in files.started(name, settings).services if money.is_wanted(one, journal)]

@@ -1,0 +1,143 @@
+"""Plans of an allowance: typed arguments -> the checks -> a dry run of the `inv` command -> a plan with an id.
+
+A plan is valid for PLAN_S in the broker that made the plan, and starts once: `Plans.take` removes the plan.
+"""
+
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.agent.limits import boottime_s
+from infra.errors import UsageError
+from infra.units import dollars
+from packs.agents.control import answers
+from packs.agents.control.account import Account
+from packs.agents.control.admission import LEAST_S, check_machine, check_money, first_inside, provider_of
+from packs.agents.control.time_left import left_s
+from packs.agents.records.allowance import RENT, SERVE, Allowance
+from packs.agents.records.arguments import PlanArguments
+
+PLAN_S = 900.0
+MOST_PLANS = 100
+TRAIN, SERVICE = "train", "serve"
+STARTS = {TRAIN: "launch", SERVICE: "serve_up"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPlan:
+    """A plan that was shown."""
+
+    plan_id: str
+    at: float
+    """Seconds of the boot clock, which counts sleep, and which no change of the time of day moves."""
+    kind: str
+    flags: Mapping[str, Any]
+    machines: int
+    micro_usd: int
+    """Limit of the run or service."""
+    machine: str
+    """Number, kind and provider, such as `1 x H100-SXM at lium`."""
+    max_price: str
+    """Highest price per hour of a machine in US dollars."""
+
+
+class Plans:
+    """The plans of a broker."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.by_id: dict[str, StartPlan] = {}
+        self.lock = threading.Lock()
+
+    def plan(self, asked: PlanArguments) -> dict[str, Any]:
+        """Plan a training or a service with a dry run. Starts nothing."""
+        one, at = self.account.allowance, boottime_s()
+        if why := one.refuse_kind(SERVE if asked.kind == SERVICE else RENT):
+            raise UsageError(why)
+        check_machine(one, asked.provider, asked.gpu)
+        left = left_s(one)
+        if left < LEAST_S:
+            raise UsageError(f"the allowance ends in {left:.0f} s, which is too short for a machine")
+        limit = round(asked.spend_usd * 1e6)
+        check_money(self.account, limit)
+        if asked.kind == SERVICE:
+            flags = service_flags(one, asked)
+            shown = self.account.inv.json("serve.up", {**flags, "dry-run": True})
+            found, offers, machines = answers.service_facts(shown), shown.get("placement"), asked.replicas
+        else:
+            flags = training_flags(one, asked, left)
+            shown = self.account.inv.json("launch", {**flags, "dry-run": True})
+            found, offers, machines = answers.training_facts(shown), shown.get("offers"), shown.get("nodes", 1)
+        if not offers:
+            return {**found, "next": "status" if not found.get("steps") else "offers"}
+        offer = first_inside(one, offers)
+        made = StartPlan(
+            plan_id=f"plan-{secrets.token_urlsafe(9)}",
+            at=at,
+            kind=asked.kind,
+            # The start asks this vendor only: the next offer of another vendor may be outside the allowance.
+            flags={**flags, "provider": offer["provider"]},
+            machines=machines,
+            micro_usd=limit,
+            machine=f"{offer['num_gpus']} x {offer['gpu']} at {offer['provider']}",
+            max_price=offer["usd_per_hour"],
+        )
+        with self.lock:
+            self.by_id = dict([*self.by_id.items()][1 - MOST_PLANS :]) | {made.plan_id: made}
+        shown_plan = {"plan_id": made.plan_id, **found, "machine": made.machine, "usd_per_hour": made.max_price}
+        return {**shown_plan, "limit_usd": dollars(limit), "expires_in_s": PLAN_S, "next": STARTS[asked.kind]}
+
+    def find(self, plan_id: str, kind: str) -> StartPlan:
+        """Return a plan that may start. Raises UsageError."""
+        with self.lock:
+            found = self.by_id.get(plan_id)
+        if found is None or boottime_s() - found.at > PLAN_S:
+            raise UsageError(f"{plan_id} has expired, was used, or belongs to a different allowance; call: plan")
+        if found.kind != kind:
+            raise UsageError(f"{plan_id} is a plan for {STARTS[found.kind]}")
+        return found
+
+    def remove(self, plan_id: str) -> None:
+        """Remove a plan that starts: each plan starts once."""
+        with self.lock:
+            del self.by_id[plan_id]
+
+
+def training_flags(one: Allowance, asked: PlanArguments, left: float) -> dict[str, Any]:
+    return {
+        **machine_flags(one, asked),
+        "phase": asked.phase,
+        "profile": asked.profile,
+        "source": asked.source,
+        "init": asked.init,
+        "task": asked.task,
+        "steps": asked.steps,
+        "set": asked.options,
+        "budget": one.budget,
+        "ttl": seconds_word(min(left, asked.hours * 3600) if asked.hours else left),
+    }
+
+
+def service_flags(one: Allowance, asked: PlanArguments) -> dict[str, Any]:
+    """Return the flags of a service. Raises UsageError for an argument without meaning for a service."""
+    if not asked.model:
+        raise UsageError("a service needs the argument model: an artifact, a phase or hf://user/name")
+    if asked.hours:
+        raise UsageError("a service ends at spend_usd, with down, or with the allowance; leave out hours")
+    return {**machine_flags(one, asked), "model": asked.model, "replicas": asked.replicas}
+
+
+def machine_flags(one: Allowance, asked: PlanArguments) -> dict[str, Any]:
+    return {
+        "gpu": asked.gpu or ",".join(one.gpus),
+        "num-gpus": asked.num_gpus,
+        "provider": provider_of(one, asked.provider),
+        "use-spot": asked.use_spot,
+        "spend-limit": f"{asked.spend_usd:.2f}",
+    }
+
+
+def seconds_word(seconds: float) -> str:
+    return f"{int(seconds)}s"

@@ -1,0 +1,88 @@
+"""Reconciliation of a receipt: the calls against the rows of the ledger and the bills of the vendors.
+
+Calls, journal, vendors -> `Reconciliation`: a row per machine, three sums, and each difference in words
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.reading import spending
+from infra.agent.limits import read_clocks
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
+from infra.ledger.spend import PodCost
+from infra.runs import run_rows
+from infra.units import in_usd, micro_usd
+from packs.agents.control import money
+from packs.agents.control.account import Account
+from packs.agents.control.receipt import BEGUN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconciliation:
+    """Machines and money of an allowance. Amounts in micro-USD."""
+
+    machines: tuple[PodCost, ...]
+    counted: int
+    """Money counted by the allowance: each machine until the proof that it is gone, and never less than the bill."""
+    ledger: int
+    """Sum of the ledger, as in `inv cost`: the bill of an ended machine, else price and time."""
+    billed: int
+    """Sum of the vendors' bills."""
+    differences: tuple[str, ...]
+    unanswered: tuple[str, ...]
+    """Bills that no vendor has reported, with reasons."""
+
+
+def reconcile(calls: Sequence[Mapping[str, Any]], account: Account, journal: Journal) -> Reconciliation:
+    """Compare the calls of a receipt with the ledger, after asking the vendors for their bills."""
+    settings, services = account.settings, account.started.services
+    rows = [op for op in journal.ops() if op.service in services or op.budget_name == account.allowance.budget]
+    problems = spending.ask_bills(rows, journal, settings)
+    told = journal.reported_costs("vendor")
+    lines = spend.ledger(rows, told, read_clocks(), clock_scale=settings.clock_scale)
+    counted = money.state(account.allowance, services, journal, settings.clock_scale).spent
+    ledger = sum(line.micro_usd for line in lines)
+    found = [*_differences(calls, rows, {line.token for line in lines})]
+    if ledger > counted:
+        found.append(f"the ledger has {in_usd(ledger)}, and the allowance has counted {in_usd(counted)}")
+    unknown = [one for one in lines if one.billed_micro_usd is None and one.ended_at]
+    return Reconciliation(
+        machines=tuple(lines),
+        counted=counted,
+        ledger=ledger,
+        billed=sum(line.billed_micro_usd or 0 for line in lines),
+        differences=tuple(found),
+        unanswered=(*problems, *(f"{one.run}: {one.provider} has reported no bill of {one.pod_id}" for one in unknown)),
+    )
+
+
+def start_of(op: Op) -> str:
+    """Return the run or service of a row, as named by the call that started it."""
+    return op.service or run_rows.run_of(op)
+
+
+def _differences(calls: Sequence[Mapping[str, Any]], rows: Sequence[Op], rented: set[str]) -> list[str]:
+    """Return each start without a machine, machine without a start, unanswered start and higher price, in words."""
+    starts = {call["run"]: call for call in calls if call["tool"] in ("launch", "serve_up") and call.get("run")}
+    of_starts: dict[str, list[Op]] = {name: [] for name in starts}
+    found = []
+    for op in rows:
+        if op.token not in rented:
+            continue
+        if start_of(op) not in starts:
+            found.append(f"{op.run}: no call started the run, and the ledger has a machine at {op.vendor}")
+            continue
+        of_starts[start_of(op)].append(op)
+        most = micro_usd(starts[start_of(op)].get("usd_per_hour") or "0")
+        if op.rate > most:
+            found.append(f"{op.run}: rented at {in_usd(op.rate)} per hour, and planned at most at {in_usd(most)}")
+    for name, call in starts.items():
+        machines = len(of_starts[name])
+        if call["outcome"] == BEGUN:
+            found.append(f"{name}: the broker was killed during the call; machines in the ledger: {machines}")
+        elif call["outcome"] == "done" and not machines:
+            found.append(f"{name}: the call started the run, and the ledger has no machine of the run")
+    return found

@@ -1,0 +1,89 @@
+"""Starts of an allowance: a plan -> the lock -> the checks again -> one `inv` line that rents.
+
+Starts run one at a time, also after a kill: the process of `inv` inherits the lock, so a new broker waits until an
+interrupted launch has written its rows. A line of the receipt precedes each `inv` line.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.errors import SlipwayError, UsageError
+from infra.units import dollars
+from packs.agents.control.account import Account
+from packs.agents.control.admission import check_money
+from packs.agents.control.ending import lock_file
+from packs.agents.control.plans import SERVICE, TRAIN, Plans, StartPlan, seconds_word
+from packs.agents.control.time_left import left_s, refusal
+from packs.agents.records.allowance import Allowance
+from packs.agents.records.arguments import PlanId
+
+Note = Callable[[Mapping[str, Any]], None]
+"""Writes facts about a start into the receipt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """An admitted start."""
+
+    plan: StartPlan
+    run: str
+    flags: Mapping[str, Any]
+    lock: int
+    """File descriptor of the lock."""
+    ends: float
+    """End of the allowance, in UTC epoch seconds."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {"run": self.run, "limit_usd": dollars(self.plan.micro_usd), "ends_at": self.ends}
+
+
+def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[str, Any]:
+    """Start a planned training."""
+    with admitted(account, plans, asked, TRAIN, note) as start:
+        flags = {**start.flags, "run-name": start.run, "ttl": start_ttl(start, account.allowance)}
+        account.inv.json("launch", flags, held=[start.lock])
+    return {**start.shown, "next": "status"}
+
+
+def serve_up(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[str, Any]:
+    """Start a planned service."""
+    with admitted(account, plans, asked, SERVICE, note) as start:
+        account.remember_service(start.run, start.plan.micro_usd)
+        try:
+            account.inv.json("serve.up", start.flags, [start.run], [start.lock])
+        except SlipwayError:
+            account.forget_unstarted_service(start.run)
+            raise
+    return {**start.shown, "next": "status, serve_ask"}
+
+
+@contextlib.contextmanager
+def admitted(account: Account, plans: Plans, asked: PlanId, kind: str, note: Note) -> Iterator[Start]:
+    """Hold the lock of the allowance, check, take the plan, and yield with the name of a new run. Raises UsageError."""
+    lock = os.open(lock_file(account), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        one = account.allowance
+        if why := refusal(one):
+            raise UsageError(why)
+        plan = plans.find(asked.plan_id, kind)
+        check_money(account, plan.micro_usd, plan.machines)
+        plans.remove(plan.plan_id)
+        run = account.new_run()
+        limit = {"limit_usd": dollars(plan.micro_usd), "machine": plan.machine, "usd_per_hour": plan.max_price}
+        note({"plan_id": plan.plan_id, "run": run, **limit})
+        flags = {**plan.flags, "max-price": plan.max_price, "yes": True, "detach": True}
+        yield Start(plan=plan, run=run, flags=flags, lock=lock, ends=one.ends)
+    finally:
+        os.close(lock)  # the process of `inv` may still hold the lock
+
+
+def start_ttl(start: Start, one: Allowance) -> str:
+    """Return the time limit of a run: at most the time left now, which is less than at the plan."""
+    planned = float(str(start.flags["ttl"]).removesuffix("s"))
+    return seconds_word(min(planned, left_s(one)))
