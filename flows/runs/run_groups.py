@@ -50,6 +50,9 @@ class RunGroup:
 class RunGroups(Protocol):
     """The groups of a kind."""
 
+    moves: bool = True
+    """False if the groups keep files beside the journal that cannot move to a different machine."""
+
     @property
     def lease(self) -> str:
         """Return the prefix of the lease names, such as "sweep:"."""

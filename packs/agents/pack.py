@@ -18,5 +18,6 @@ PACK = Pack(
             summary="Show or copy the rules for coding agents as a skill.",
         ),
     },
+    settings="packs.agents.control.settings:AgentsSettings",
     run_groups={"allowance": "packs.agents.control.groups:Allowances"},
 )

@@ -121,7 +121,7 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
     render.say(f"{one.name}: {in_usd(one.micro_usd)} until {iso(one.ends)}, at most {most}; the token:")
     print(token)
     where = f" --folder {place.open_folder(one.name)}" if one.user else ""
-    render.say(f"the agent runs: SLIPWAY_ALLOWANCE=TOKEN ./inv mcp --allowance {one.name}{where}")
+    render.say(f"the agent runs: SLIPWAY_ALLOWANCE_TOKEN=TOKEN ./inv mcp --allowance {one.name}{where}")
     render.say(found.about)
     for leak in found.leaks:
         render.say(f"  - {leak}")

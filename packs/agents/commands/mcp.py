@@ -9,10 +9,9 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import flag
 from packs.agents.control import place
+from packs.agents.control.settings import AgentsSettings
 from scripts.cli import context, local_step
 from scripts.cli.command import FIND, command
-
-TOKEN = "SLIPWAY_ALLOWANCE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +21,17 @@ class McpFlags:
     port: int = flag(0, "serve HTTP on this port of 127.0.0.1 instead of stdio; clients send the token", least=0)
 
 
-@command(record=McpFlags, world=FIND, example="inv mcp --allowance demo")
+@command(record=McpFlags, world=FIND, listens="port", example="inv mcp --allowance demo")
 def mcp(spec: McpFlags) -> None:
     """Serve the tools of an allowance to an agent, by MCP.
 
-    Add the command to the client of the agent as a server of the Model Context Protocol, over stdio. SLIPWAY_ALLOWANCE
-    holds the token.
+    Add the command to the client of the agent as a server of the Model Context Protocol, over stdio.
+    SLIPWAY_ALLOWANCE_TOKEN holds the token.
     """
     settings = context.settings()
-    if not os.environ.get(TOKEN):
-        raise UsageError(f"{TOKEN} is not set: the token that inv allow has shown")
+    token = settings.for_pack(AgentsSettings).allowance_token
+    if not token:
+        raise UsageError("SLIPWAY_ALLOWANCE_TOKEN is not set: the token that inv allow has shown")
     folder = Path(spec.folder).absolute() if spec.folder else place.folder(settings)
     known = sorted(path.stem for path in folder.glob("*.socket"))
     name = spec.allowance or (known[0] if len(known) == 1 else "")
@@ -44,4 +44,5 @@ def mcp(spec: McpFlags) -> None:
         name,
         *(["--port", str(spec.port)] if spec.port else []),
     ]
+    os.environ["SLIPWAY_ALLOWANCE_TOKEN"] = token
     train_env.exec_interactive(words, root=ROOT, python=local_step.python(settings, "mcp"))

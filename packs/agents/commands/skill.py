@@ -20,7 +20,7 @@ description: Rent GPUs, train and serve language models with Slipway (`./inv`), 
   Use it for plans with prices, launches, logs, costs, services, and for the reason why a run ended.
 ---
 
-With an allowance (`SLIPWAY_ALLOWANCE` is set, or a tool server named `slipway` exists), use only the tools of
+With an allowance (`SLIPWAY_ALLOWANCE_TOKEN` is set, or a tool server named `slipway` exists), use only the tools of
 `./inv mcp`: plan first, then launch or serve_up with the plan_id, and end with down. Without an allowance, these rules
 hold.
 

@@ -1,6 +1,5 @@
 """Brokers of allowances: started by the supervisor, ended by the end of the allowance, or revoked."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -41,7 +40,6 @@ def run(name: str, settings: Settings, tell: Say) -> None:
             process = subprocess.Popen(
                 [sys.executable, "-m", "packs.agents.control.broker", name],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -14,6 +14,7 @@ from packs.agents.control.place import folder
 
 class Allowances(RunGroups):
     lease = "allow:"
+    moves = False
 
     def recorded_groups(self, settings: Settings) -> list[RunGroup]:
         return []
@@ -22,9 +23,10 @@ class Allowances(RunGroups):
         if not folder(settings).is_dir():
             return []
         from packs.agents.control import brokers, files
+        from packs.agents.control.time_left import refusal
 
         every = files.every(settings)
-        return [one.name for one in every if not one.is_revoked or brokers.has_work(one, journal, settings)]
+        return [one.name for one in every if not refusal(one) or brokers.has_work(one, journal, settings)]
 
     def stop(self, name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
         from packs.agents.control import brokers

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.checkout import ROOT
+from infra.providers.pod_keys import PodKeys
 from infra.settings import Settings
 from packs.agents.control.place import folder
 from packs.agents.records.allowance import Allowance
+from store import packs
 
 KEYS = (".env", ".netrc", ".aws/credentials", ".ssh", ".cache/huggingface/token", ".config/gcloud")
 
@@ -29,6 +31,14 @@ class Guarantee:
 
 def of(one: Allowance, settings: Settings) -> Guarantee:
     """Return the guarantee of an allowance on this machine."""
+    host = next((name for kind in packs.always_on_machines() if (name := kind.this_machine_name(settings))), "")
+    if not one.user and host:
+        return Guarantee(
+            about=f"broker and keys are on {host}, and a shell that can log in to {host} by SSH can read the keys: an "
+            "agent that runs as your user on the laptop is bounded by the tools only. For a stronger guarantee, run "
+            "the agent as a user without your SSH keys, or in a container, and run for that agent, as yourself: inv "
+            f"mcp --allowance {one.name} --port 8123"
+        )
     if not one.user:
         return Guarantee(
             about="the agent runs as your user: a shell of the agent can read your keys, and only the tools are "
@@ -50,6 +60,7 @@ def reachable(uid: int, gids: set[int], settings: Settings) -> Iterator[str]:
     """Yield the files with keys, and the folders of code that runs with keys, that a user can read or change."""
     home = Path.home()
     secret = [ROOT / ".env", settings.state_file, *(home / name for name in KEYS)]
+    secret += [PodKeys.for_journal(settings.state_file).folder]
     secret += [path for path in folder(settings).glob("*") if path.suffix != ".socket"]
     for path in secret:
         if path.exists() and may(path, uid, gids, stat.S_IROTH):
@@ -61,7 +72,7 @@ def reachable(uid: int, gids: set[int], settings: Settings) -> Iterator[str]:
 
 def may(path: Path, uid: int, gids: set[int], right: int) -> bool:
     """Return whether a user has a right (S_IROTH, S_IWOTH) on a path, and may enter all folders above."""
-    return all(_has(above, uid, gids, stat.S_IXOTH) for above in path.absolute().parents) and _has(
+    return all(_has(above, uid, gids, stat.S_IXOTH) for above in path.resolve().parents) and _has(
         path, uid, gids, right
     )
 

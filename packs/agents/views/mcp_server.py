@@ -1,6 +1,6 @@
 """The MCP server of an allowance: tools for an agent's client, over stdio or HTTP on loopback.
 
-    python -m packs.agents.views.mcp_server FOLDER NAME [--port N]     with the token in SLIPWAY_ALLOWANCE
+    python -m packs.agents.views.mcp_server FOLDER NAME [--port N]     with the token in SLIPWAY_ALLOWANCE_TOKEN
 
 The server holds no key: each call goes to the broker by the broker's socket. Environment: `mcp`.
 Source: Model Context Protocol, specification of 2025-11-25; Python SDK 2.3.
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
-    token = os.environ["SLIPWAY_ALLOWANCE"]
+    token = os.environ["SLIPWAY_ALLOWANCE_TOKEN"]
     server = server_of(given.folder, given.name, token)
     if given.port:
         serve_http(server, given.port, token)

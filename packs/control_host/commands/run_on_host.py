@@ -82,10 +82,11 @@ def _is_outside(path: str) -> bool:
 def forward_port(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[list[str]]:
     """Forward the port of the last command of the line, if the command listens, to the same port on this machine.
 
-    Yield the words to add to the line: the port flag, if the user typed no port.
+    Yield the words to add to the line: the port flag, if the user typed no port. A port with a default other than None
+    is forwarded only if typed: without the flag, the command does not listen.
     """
     flag = getattr(collection[tasks[-1].name], "listens", "") if tasks else ""
-    if not flag:
+    if not flag or not tasks[-1].args[flag].value and tasks[-1].args[flag].default is not None:
         yield []
         return
     from serve.replicas.replica_pod import free_port

@@ -12,13 +12,15 @@ from typing import Any
 from infra.agent.job import write_durably
 from infra.agent.process import boot_id
 from infra.agent.shortage import is_full
+from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.journal_file import installation_file
 from infra.ledger.journal import Journal
 from infra.ledger.lease_termination import terminate_holders
+from infra.settings import Settings
 from packs.control_host.control import archive, at_boot, journal_moves, run_files
 from packs.control_host.control.host_paths import HostPaths
-from packs.control_host.control.local_pods import refuse_local_pods
+from packs.control_host.control.local_pods import refuse_local_pods, refuse_unmovable_groups
 from packs.control_host.control.settings import HERE
 from store import local_files, untrusted_input
 
@@ -126,6 +128,7 @@ def release(places: HostPaths, to: str) -> dict[str, Any]:
     if is_in_use(places):
         with Journal.open(places.state_file) as journal:
             refuse_local_pods(journal, "this control host")
+            refuse_unmovable_groups(journal, Settings.load(ROOT), "this control host")
             run_files.gather(journal, places.homes)
             left = terminate_holders(
                 journal.leases.holders(), f"runs on this machine, and {to} takes over", lambda _: None

@@ -29,7 +29,7 @@ from infra.units import duration
 from packs.control_host.control import archive, journal_moves, run_files
 from packs.control_host.control.host import ControlHost, settings_to_send
 from packs.control_host.control.host_paths import checkout_id
-from packs.control_host.control.local_pods import refuse_local_pods
+from packs.control_host.control.local_pods import refuse_local_pods, refuse_unmovable_groups
 from packs.control_host.control.settings import HERE, ControlHostSettings
 
 
@@ -212,4 +212,5 @@ def _installation(settings: Settings) -> str:
         if journal.problem:
             raise UsageError(journal.problem)
         refuse_local_pods(journal, "this machine")
+        refuse_unmovable_groups(journal, settings, "this machine")
         return journal.installation

@@ -1,6 +1,6 @@
 """A client of the official MCP SDK, run in the environment `mcp`: train, serve, ask. Prints one line of JSON.
 
-python mcp_peer.py PYTHON ROOT ALLOWANCE      with the token in SLIPWAY_ALLOWANCE
+python mcp_peer.py PYTHON ROOT ALLOWANCE      with the token in SLIPWAY_ALLOWANCE_TOKEN
 """
 
 import asyncio

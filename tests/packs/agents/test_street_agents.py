@@ -15,7 +15,8 @@ from infra.ledger.journal import Journal
 from packs.agents.control.place import open_folder
 from packs.agents.records import client
 from tests.needs import PRIVILEGE
-from tests.world import ROOT, World, until
+from tests.packs.agents.holder import Agent
+from tests.world import ROOT, until
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -23,47 +24,10 @@ PEER = Path(__file__).with_name("mcp_peer.py")
 MOST_CALLS = 15
 
 
-@pytest.fixture
-def world(tmp_path):
-    one = World(tmp_path, {"SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())})
-    yield one
-    one.inv("down", "--all", "--rehearse")
-    one.inv("rehearse", "--stop")
-
-
-class Agent:
-    """The holder of a token: calls by the socket, as the MCP server does."""
-
-    def __init__(self, world: World, name: str = "demo", **flags: str) -> None:
-        words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        said = world.json("allow", name, "--spend", "5", "--ttl", "12h", *words, "--rehearse")
-        self.token, self.name = said["token"], name
-        self.folder = next(iter(world.folder.rglob(f"{name}.json"))).parent
-
-    def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        return client.call(self.folder, self.name, self.token, tool, arguments)
-
-    def plan(self, **more: Any) -> str:
-        said = self.ask("plan", **{"spend_usd": 2.0, "phase": "base", "profile": "tiny", "steps": 4, **more})
-        return str(said["result"]["plan_id"])
-
-    def ends(self, run: str) -> str:
-        """Return the state of a run after its end."""
-        found: list[str] = []
-
-        def is_over() -> bool:
-            (row,) = self.ask("status", run=run)["result"]["runs"]
-            found.append(row["state"])
-            return row["state"] in ("succeeded", "failed", "ended")
-
-        until(is_over, "the end of the run", 600)
-        return found[-1]
-
-
 def test_client_of_the_sdk_trains_serves_and_asks_within_fifteen_calls(world, tmp_path):
     agent = Agent(world, machines="2")
     python = environment.ensure("mcp", ROOT, cache_folder.default_cache(), "", print)
-    environ = {**world.environ, "SLIPWAY_ALLOWANCE": agent.token}
+    environ = {**world.environ, "SLIPWAY_ALLOWANCE_TOKEN": agent.token}
     line = [str(python), str(PEER), sys.executable, str(ROOT), agent.name]
     done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]

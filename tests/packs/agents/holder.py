@@ -1,0 +1,65 @@
+"""The holder of a token: calls by the socket, as the MCP server does."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from infra.rehearsal import attach
+from packs.agents.control.receipt import Receipt
+from packs.agents.records import client
+from tests.world import World, until
+
+HANG = {"machines": [{"trait": "no ssh", "count": None}]}  # machines that bill and never answer
+
+
+def market_of(world: World) -> attach.Running:
+    """Return the market of the rehearsal of a world."""
+    return attach.find(attach.worlds_folder(world.folder / "state" / "journal.db"))
+
+
+def billing(world: World) -> list[str]:
+    """Return the machines that bill, from the market's own records."""
+    return [pod["id"] for pod in market_of(world).truth()["pods"] if pod["micro_usd_per_hour"]]
+
+
+class Agent:
+    """The holder of a token: calls by the socket, as the MCP server does."""
+
+    def __init__(self, world: World, name: str = "demo", **flags: str) -> None:
+        words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+        said = world.json("allow", name, "--spend", "5", "--ttl", "12h", *words, "--rehearse")
+        self.token, self.name = said["token"], name
+        self.folder = next(iter(world.folder.rglob(f"{name}.json"))).parent
+
+    def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        return client.call(self.folder, self.name, self.token, tool, arguments)
+
+    def later(self, tool: str, **arguments: Any) -> "Future[dict[str, Any]]":
+        """Begin a call in a thread."""
+        pool = ThreadPoolExecutor(1)
+        made = pool.submit(self.ask, tool, **arguments)
+        pool.shutdown(wait=False)
+        return made
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return the calls of the receipt, without a command."""
+        receipt = Receipt.__new__(Receipt)
+        receipt.path = self.folder / f"{self.name}.receipt"
+        receipt.mark = receipt.path.with_suffix(".newest")
+        return [*receipt.read().calls]
+
+    def plan(self, **more: Any) -> str:
+        said = self.ask("plan", **{"spend_usd": 2.0, "phase": "base", "profile": "tiny", "steps": 4, **more})
+        assert "result" in said, said
+        return str(said["result"]["plan_id"])
+
+    def ends(self, run: str) -> str:
+        """Return the state of a run after its end."""
+        found: list[str] = []
+
+        def is_over() -> bool:
+            (row,) = self.ask("status", run=run)["result"]["runs"]
+            found.append(row["state"])
+            return row["state"] in ("succeeded", "failed", "ended")
+
+        until(is_over, "the end of the run", 600)
+        return found[-1]
