@@ -51,6 +51,7 @@ MOVES = {
     "look": 1,
     "wait": 2,
 }
+COUNTED = ("calls", "starts", "kills")
 VICTIMS = ("broker", "broker", "supervisor", "launch", "launch", "server")
 REPLIES = ("lost", "torn", "dropped", "error but done", "throttle")
 JUNK: tuple[Any, ...] = (
@@ -100,6 +101,8 @@ class Outcome:
     outside: int = 0
     wrong: list[str] = field(default_factory=list)
     calls: int = 0
+    starts: int = 0
+    """Runs that passed all checks: each rents one machine or more, or is cut off by a kill."""
     kills: int = 0
     seconds: float = 0.0
 
@@ -245,8 +248,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="plain-") as folder:
             tell("vendor client", one, without_allowance(one, Path(folder)))
     print(table({name: found for name, found in arms.items() if found}))
-    kills, calls = (sum(getattr(one, name) for one in arms["allowance"]) for name in ("kills", "calls"))
-    print(f"{kills} kills, {calls} calls; {(time.monotonic() - began) / 60:.1f} minutes")
+    facts = ", ".join(f"{sum(getattr(one, name) for one in arms['allowance'])} {name}" for name in COUNTED)
+    print(f"{facts}; {(time.monotonic() - began) / 60:.1f} minutes")
     wrong = [f"sequence {number}: {why}" for number, one in zip(numbers, arms["allowance"], strict=False)
              for why in one.wrong]  # fmt: skip
     print("\n".join(wrong) or "no fault of the allowance found")

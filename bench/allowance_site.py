@@ -132,6 +132,7 @@ class Site:
         found.wrong += agents.wrong
         done = self.world.run("allow", name, "--receipt", "--json", "--rehearse")
         said = json.loads(done.stdout)
+        found.starts = sum(call["tool"] == "launch" and "run" in call for call in said["calls"])
         if differences := [one for one in said["differences"] if "the broker was killed" not in one]:
             found.wrong.append(f"the receipt differs: {'; '.join(differences)}")
 

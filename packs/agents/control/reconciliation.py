@@ -45,7 +45,7 @@ def reconcile(calls: Sequence[Mapping[str, Any]], account: Account, journal: Jou
     lines = spend.ledger(rows, told, read_clocks(), clock_scale=settings.clock_scale)
     counted = money.state(account.allowance, services, journal, settings.clock_scale).spent
     ledger = sum(line.micro_usd for line in lines)
-    found = [*_differences(calls, rows, {line.token for line in lines})]
+    found = [*differences(calls, rows, {line.token for line in lines})]
     if ledger > counted:
         found.append(f"the ledger has {in_usd(ledger)}, and the allowance has counted {in_usd(counted)}")
     unknown = [one for one in lines if one.billed_micro_usd is None and one.ended_at]
@@ -64,7 +64,7 @@ def start_of(op: Op) -> str:
     return op.service or run_rows.run_of(op)
 
 
-def _differences(calls: Sequence[Mapping[str, Any]], rows: Sequence[Op], rented: set[str]) -> list[str]:
+def differences(calls: Sequence[Mapping[str, Any]], rows: Sequence[Op], rented: set[str]) -> list[str]:
     """Return each start without a machine, machine without a start, unanswered start and higher price, in words."""
     starts = {call["run"]: call for call in calls if call["tool"] in ("launch", "serve_up") and call.get("run")}
     of_starts: dict[str, list[Op]] = {name: [] for name in starts}

@@ -9,10 +9,12 @@ import pytest
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.settings import Settings
 from packs.agents.commands import skill
 from packs.agents.control import files, guarantee, place
 from packs.agents.control.receipt import Receipt
+from packs.agents.control.reconciliation import differences
 from packs.agents.records.allowance import Allowance, digest, new_token
 from tests.world import ROOT
 
@@ -120,6 +122,27 @@ def test_call_of_a_receipt_that_a_kill_has_cut_short_keeps_the_run_and_no_outcom
     receipt.add({"at": 3.0, "call": "b", "tool": "launch", "outcome": "done"})
     found = [(one["run"], one["outcome"]) for one in receipt.read().calls]
     assert found == [("demo-1", "begun"), ("demo-2", "done")]
+
+
+def test_differences_between_calls_and_ledger_are_named():
+    def row(run: str, rate: int = 280_000) -> Op:
+        return Op(token=f"t-{run}", run=run, vendor="lium", rate=rate, budget_name="allow-demo")
+
+    calls = [
+        {"tool": "launch", "run": name, "outcome": outcome, "usd_per_hour": "0.28"}
+        for name, outcome in (("demo-1", "done"), ("demo-2", "done"), ("demo-3", "begun"), ("demo-4", "refused"))
+    ]
+    rows = [row("demo-1"), row("demo-3", 300_000), row("demo-9"), row("demo-5")]
+    found = differences(calls, rows, {"t-demo-1", "t-demo-3", "t-demo-9"})
+    assert [one.partition(":")[0] for one in found] == ["demo-3", "demo-9", "demo-2", "demo-3"]
+    for words in (
+        "planned at most at 0.28",
+        "no call started",
+        "has no machine",
+        "killed during the call; machines in the ledger: 1",
+    ):
+        assert any(words in one for one in found), words
+    assert not differences(calls[:1], rows[:1], {"t-demo-1"})
 
 
 @pytest.fixture
