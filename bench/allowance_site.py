@@ -35,7 +35,7 @@ from tests.faults.test_clocks import FAKETIME, SLEEPS, Clock
 from tests.processes import command_line, environ, pids
 from tests.world import ROOT, World
 
-SPEED = 60.0
+SPEED = 30.0
 SHORT_S = 180  # ttl of an allowance that ends by time: a plan needs 120 s
 QUIET_S = 300.0  # for the end of all machines after the end of an allowance
 # Most machines bill and do no work, which needs no processor: such a machine costs as much.
@@ -63,8 +63,9 @@ class Site:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
-        self.clock, sys.executable = Clock(folder), python_with_sleeps(folder / "venv")
-        extra = {"SLIPWAY_BOOT_S": "600", "SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())}
+        self.clock, self.python_before = Clock(folder), sys.executable
+        sys.executable = python_with_sleeps(folder / "venv")
+        extra = {"SLIPWAY_BOOT_S": "300", "SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())}
         self.world = World(folder, extra | (self.clock.environ if debian.find(FAKETIME) else {}))
         self.python = environment.ensure("mcp", ROOT, cache_folder.default_cache(), "", print)
 
@@ -86,6 +87,7 @@ class Site:
         self.world.run("down", "--all", "--rehearse")
         attach.stop(attach.worlds_folder(self.folder / "state" / "journal.db"))
         self.world.kill()
+        sys.executable = self.python_before
 
     # A sequence.
 

@@ -206,7 +206,7 @@ def print_receipt(calls: Sequence[Mapping[str, Any]], seen: Reconciliation) -> N
 
 
 def shown(one: Allowance, journal: Journal, settings: Settings) -> dict[str, Any]:
-    seen = money.state(one, files.started(one.name, settings).services, journal, settings.clock_scale)
+    seen = money.state(one, files.started(one.name, settings), journal, settings.clock_scale)
     is_served = f"{LEASE}{one.name}" in journal.leases.held_names()
     state = "revoked" if one.is_revoked else "ended" if refusal(one) else "open" if is_served else "no broker"
     return {

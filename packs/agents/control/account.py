@@ -38,13 +38,14 @@ class Account:
     def state(self) -> money.AllowanceState:
         """Return money and live machines."""
         with Journal.open(self.settings.state_file) as journal:
-            return money.state(self.allowance, self.started.services, journal, self.settings.clock_scale)
+            return money.state(self.allowance, self.started, journal, self.settings.clock_scale)
 
-    def new_run(self) -> str:
-        """Return the name of the next run or service, recorded before anything starts."""
+    def new_run(self, held_back: int) -> str:
+        """Return the name of the next run or service, recorded before anything starts. held_back: in micro-USD."""
         record = self.started
         name = self.allowance.run_name(record.number + 1)
-        self._save(replace(record, number=record.number + 1, runs=(*record.runs, name)))
+        amounts = {**record.held_back, name: held_back}
+        self._save(replace(record, number=record.number + 1, runs=(*record.runs, name), held_back=amounts))
         return name
 
     def remember_service(self, name: str, limit: int) -> None:

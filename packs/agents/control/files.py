@@ -63,6 +63,8 @@ class StartedRuns:
     """Names of runs and of services."""
     services: Mapping[str, int] = field(default_factory=dict)
     """Limit of each service, in micro-USD."""
+    held_back: Mapping[str, int] = field(default_factory=dict)
+    """Money of each run for the end of its machines, beyond the limit of the run, in micro-USD."""
 
 
 def started(name: str, settings: Settings) -> StartedRuns:
@@ -70,8 +72,11 @@ def started(name: str, settings: Settings) -> StartedRuns:
     path = folder(settings) / f"{name}.runs"
     try:
         said = untrusted_input.load(path)
-        services = {str(one): int(limit) for one, limit in said["services"].items()}
-        return StartedRuns(number=int(said["number"]), runs=tuple(map(str, said["runs"])), services=services)
+        services, held_back = (
+            {str(one): int(amount) for one, amount in said[name].items()} for name in ("services", "held_back")
+        )
+        runs = tuple(map(str, said["runs"]))
+        return StartedRuns(number=int(said["number"]), runs=runs, services=services, held_back=held_back)
     except FileNotFoundError:
         return StartedRuns()
     except (ValueError, TypeError, KeyError, AttributeError) as error:

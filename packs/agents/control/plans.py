@@ -11,8 +11,8 @@ from typing import Any
 
 from infra.agent.limits import boottime_s
 from infra.errors import UsageError
-from infra.units import dollars
-from packs.agents.control import answers
+from infra.units import count, dollars, micro_usd
+from packs.agents.control import answers, money
 from packs.agents.control.account import Account
 from packs.agents.control.admission import LEAST_S, check_machine, check_money, first_inside, provider_of
 from packs.agents.control.time_left import left_s
@@ -36,7 +36,9 @@ class StartPlan:
     flags: Mapping[str, Any]
     machines: int
     micro_usd: int
-    """Limit of the run or service."""
+    """Money of the run or service, with the money held back for the end of the machines."""
+    held_back: int
+    """Part of `micro_usd` that is not in the limit of the run or service."""
     machine: str
     """Number, kind and provider, such as `1 x H100-SXM at lium`."""
     max_price: str
@@ -73,21 +75,29 @@ class Plans:
         if not offers:
             return {**found, "next": "status" if not found.get("steps") else "offers"}
         offer = first_inside(one, offers)
+        held = money.held_back(micro_usd(offer["usd_per_hour"]), machines)
+        if held >= limit:
+            raise UsageError(
+                f"{dollars(held)} USD of spend_usd are held back for the end of {count(machines, 'machine')} at "
+                f"{offer['usd_per_hour']} USD per hour; give more, or name a cheaper gpu; call: offers"
+            )
         made = StartPlan(
             plan_id=f"plan-{secrets.token_urlsafe(9)}",
             at=at,
             kind=asked.kind,
             # The start asks this vendor only: the next offer of another vendor may be outside the allowance.
-            flags={**flags, "provider": offer["provider"]},
+            flags={**flags, "provider": offer["provider"], "spend-limit": dollars(limit - held)},
             machines=machines,
             micro_usd=limit,
+            held_back=held,
             machine=f"{offer['num_gpus']} x {offer['gpu']} at {offer['provider']}",
             max_price=offer["usd_per_hour"],
         )
         with self.lock:
             self.by_id = dict([*self.by_id.items()][1 - MOST_PLANS :]) | {made.plan_id: made}
         shown_plan = {"plan_id": made.plan_id, **found, "machine": made.machine, "usd_per_hour": made.max_price}
-        return {**shown_plan, "limit_usd": dollars(limit), "expires_in_s": PLAN_S, "next": STARTS[asked.kind]}
+        shown_plan |= {"limit_usd": dollars(limit), "held_back_for_the_end_usd": dollars(held)}
+        return {**shown_plan, "expires_in_s": PLAN_S, "next": STARTS[asked.kind]}
 
     def find(self, plan_id: str, kind: str) -> StartPlan:
         """Return a plan that may start. Raises UsageError."""
@@ -135,7 +145,7 @@ def machine_flags(one: Allowance, asked: PlanArguments) -> dict[str, Any]:
         "num-gpus": asked.num_gpus,
         "provider": provider_of(one, asked.provider),
         "use-spot": asked.use_spot,
-        "spend-limit": f"{asked.spend_usd:.2f}",
+        "spend-limit": dollars(round(asked.spend_usd * 1e6)),
     }
 
 

@@ -38,12 +38,12 @@ class Reconciliation:
 
 def reconcile(calls: Sequence[Mapping[str, Any]], account: Account, journal: Journal) -> Reconciliation:
     """Compare the calls of a receipt with the ledger, after asking the vendors for their bills."""
-    settings, services = account.settings, account.started.services
-    rows = [op for op in journal.ops() if op.service in services or op.budget_name == account.allowance.budget]
+    settings, started = account.settings, account.started
+    rows = [op for op in journal.ops() if op.service in started.services or op.budget_name == account.allowance.budget]
     problems = spending.ask_bills(rows, journal, settings)
     told = journal.reported_costs("vendor")
     lines = spend.ledger(rows, told, read_clocks(), clock_scale=settings.clock_scale)
-    counted = money.state(account.allowance, services, journal, settings.clock_scale).spent
+    counted = money.state(account.allowance, started, journal, settings.clock_scale).spent
     ledger = sum(line.micro_usd for line in lines)
     found = [*differences(calls, rows, {line.token for line in lines})]
     if ledger > counted:

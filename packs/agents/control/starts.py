@@ -74,7 +74,7 @@ def admitted(account: Account, plans: Plans, asked: PlanId, kind: str, note: Not
         plan = plans.find(asked.plan_id, kind)
         check_money(account, plan.micro_usd, plan.machines)
         plans.remove(plan.plan_id)
-        run = account.new_run()
+        run = account.new_run(plan.held_back)
         limit = {"limit_usd": dollars(plan.micro_usd), "machine": plan.machine, "usd_per_hour": plan.max_price}
         note({"plan_id": plan.plan_id, "run": run, **limit})
         flags = {**plan.flags, "max-price": plan.max_price, "yes": True, "detach": True}

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
+from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.settings import Settings
 from packs.agents.commands import skill
-from packs.agents.control import files, guarantee, place
+from packs.agents.control import files, guarantee, money, place
+from packs.agents.control.files import StartedRuns
 from packs.agents.control.receipt import Receipt
 from packs.agents.control.reconciliation import differences
 from packs.agents.records.allowance import Allowance, digest, new_token
@@ -122,6 +124,19 @@ def test_call_of_a_receipt_that_a_kill_has_cut_short_keeps_the_run_and_no_outcom
     receipt.add({"at": 3.0, "call": "b", "tool": "launch", "outcome": "done"})
     found = [(one["run"], one["outcome"]) for one in receipt.read().calls]
     assert found == [("demo-1", "begun"), ("demo-2", "done")]
+
+
+def test_money_for_the_end_of_a_machine_stays_reserved_until_the_machine_is_gone(settings):
+    started = StartedRuns(runs=("demo-1", "demo-2"), held_back={"demo-1": 83_334, "demo-2": 83_334})
+    assert money.held_back(1_000_000, 1) == 83_334
+    with Journal.open(settings.state_file) as journal:
+        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
+        assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd
+        row = {"budget_name": ONE.budget, "budget_run": "demo-1", "rate": 1_000_000, "cap": 900_000}
+        op = journal.plan(token="t1", run="demo-1", vendor="lium", **row)
+        assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd - 900_000 - 83_334
+        journal.advance(op, "unsent")
+        assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd
 
 
 def test_differences_between_calls_and_ledger_are_named():
