@@ -152,7 +152,7 @@ class PlainAgent:
         for _ in range(2):
             with contextlib.suppress(SlipwayError):
                 offer = vendor.offers(request)[0]
-                made = vendor.create(request, offer, new_token("plainapi"), Limits(time_s=100 * NIGHT_S))
+                made = vendor.create(request, offer, new_token("plainapi"), Limits(time_s=2 * NIGHT_S))
                 end = now + about["spend_usd"] * 3.6e9 / offer.micro_usd_per_hour
                 self.machines.append((vendor.name, made.pod_id, end))
                 return
