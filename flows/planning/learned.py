@@ -30,7 +30,6 @@ from infra.runs import observation
 from infra.runs.lookup import find_run, transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
-from infra.runs.sync.sync_step import FETCH
 from infra.selection import registry
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
@@ -100,6 +99,8 @@ def measured_times(
     settings: Settings,
 ) -> RunTimes:
     """Return the times of a finished run. `is_alone`: no other pod has worked on the run."""
+    from infra.runs.sync.sync_step import FETCH  # needed only after a run
+
     job, vendor = op.read_job(), registry.provider(settings, op.vendor)
     # The restore step of a rented pod is in no plan and counts as time around the steps.
     job = replace(job, steps=tuple(step for step in job.steps if step.name != FETCH))

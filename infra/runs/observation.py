@@ -24,7 +24,6 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.ledger import accounts
 from infra.ledger.journal import Journal
 from infra.ledger.op import CREATING, PLANNED, UNKNOWN, Op
 from infra.providers import LAG_S, Provider, clock_scale, find_pod, list_pods
@@ -233,6 +232,8 @@ def is_absent(provider: Provider, op: Op) -> bool:
     """
     if unproven_s(provider, op) > 0 or find_pod(provider, name_of(op), op.is_spot) is not None:
         return False
+    from infra.ledger import accounts  # most observations find a machine or a proof of the end
+
     if accounts.is_another(provider, op, read_clocks()):
         raise SlipwayError(accounts.account_advice(op))
     if op.place:  # The pod can run only on this machine; other machines may be switched off.
