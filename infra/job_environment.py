@@ -23,6 +23,9 @@ def secrets(settings: Settings) -> dict[str, str]:
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
     if "gs" in store_kinds(settings):
         found["GOOGLE_CREDENTIALS"] = credentials.google_key(settings.google_credentials)
+    if credentials.kind(settings.store) not in ("", "file"):
+        for where in packs.entries("store_secrets").values():
+            found |= packs.load(where)(settings)
     found |= {name: value for name, value in of_job(settings).items() if is_secret(name)}
     return {name: value for name, value in found.items() if value}
 

@@ -143,6 +143,12 @@ class Pack:
     """ASGI middlewares that load variants of a model into a running engine, by engine: see `serve.variants`."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Functions `(model folder, new folder, dtype)` by the name in `inv export --bits`."""
+    plan_parts: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(plan, flags, settings, inventory) -> plan`: variables and notes of a training."""
+    store_secrets: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(settings) -> values by variable`: secrets of a job whose store is remote."""
+    kernel_keepers: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `trainer.kernels.KernelKeeper`, which keep compiled kernels beyond a run."""
 
 
 @dataclass(frozen=True, kw_only=True)

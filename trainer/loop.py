@@ -62,6 +62,7 @@ class Training:
     objective: Objective = field(default_factory=CrossEntropy)
     peak: Peak | None = None  # peak FLOPs of one device, if known
     sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
+    after_first_step: Callable[[], None] = lambda: None  # called once, after the compilations of the first step
     step: int = 0  # completed steps
     skipped: int = 0  # consecutive non-finite steps
     failed_saves: int = 0  # consecutive
@@ -104,6 +105,7 @@ class Training:
                     stop, save = self._advance(batches, metrics, asked_to_stop, asked_to_save)
                     if not is_quick:
                         is_quick = True
+                        self.after_first_step()
                         self.ranks.shorten_timeout(*([self.sharding.group] if self.sharding.group else []))
                     if self.step == steps or self.step % every == 0 or stop or save:
                         self._save()

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from trainer.checkpoints.start_date import run_start_date
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
+from trainer.kernels import KernelWork, RunKernels
 from trainer.loop import Training
 from trainer.model import changes, export
 from trainer.model.changes import TrainedChange
@@ -44,7 +45,7 @@ from trainer.records.phase_registry import CHANGE, model_roles, starts_from
 from trainer.reporting import tokens_in_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
-from trainer.speed import compile_cache, kernels_of_node, training_setup
+from trainer.speed import training_setup
 
 PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # run files published beside the checkpoint
 
@@ -68,6 +69,7 @@ class PhaseRun:
 
     def __post_init__(self) -> None:
         self.metrics = work_folder() / "runs" / self.config.phase
+        self.kernels = RunKernels(KernelWork(self.config, self.machine, self.parallel, self.ranks, self.making.store))
 
     def input(self, role: str) -> Path:
         return open_input(self.making, role)
@@ -233,8 +235,11 @@ class PhaseRun:
             objective,
             peak,
             sample,
+            self.kernels.keep,
         )
-        with self._compile_cache(), training_setup(model, self.config, self.machine, self.frozen_models):
+        setup = training_setup(model, self.config, self.machine, self.frozen_models)
+        cache = self.kernels.cache(self.checkpoints.folder, work_folder())
+        with cache, setup, self.kernels.restored(model.shape.compiled):
             final = one.run()
         if final is None:
             return None
@@ -243,12 +248,6 @@ class PhaseRun:
             model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
         return model, final
-
-    def _compile_cache(self) -> AbstractContextManager[None]:
-        """Return the context of the compile cache: shared per node on GPUs, per process on a CPU."""
-        if self.machine.device.type == "cuda":
-            return kernels_of_node(work_folder() / "kernels")
-        return compile_cache(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
     def save_untrained(self, model: Decoder) -> Checkpoint:
         """Save a checkpoint of step 0 for a phase that converts the model without training; write empty metrics."""

@@ -26,7 +26,7 @@ from infra.runs.run_rows import live_by_run
 from infra.selection.machine_spec import disk_of_plan
 from infra.settings import Settings, pack_settings
 from infra.units import count, size
-from store import credentials
+from store import credentials, packs
 from store.artifacts import references
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
@@ -206,6 +206,8 @@ def plan_for(
         shown += [f"{name} (set; its value is kept secret)" for name in settings.given if name in job.secrets]
         env = (f"the job is given {', '.join(shown)}",) if shown else ()
         plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
+        for where in packs.entries("plan_parts").values():
+            plan = packs.load(where)(plan, work.spec, settings, there)
     if vendor.pod_store:
         kept = "artifacts stay on the machine until launch, inv status or inv pull copies the artifacts to this machine"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan

@@ -53,7 +53,8 @@ def train(spec: TrainFlags) -> None:
     if spec.profile and spec.config:
         raise UsageError("--profile and --config mean the same; choose one")
     spec = variables.applied(spec, context.settings().given)
-    settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store)
+    profile = spec.profile or spec.config
+    settings = context.settings(provider="local", profile=profile, source=spec.source, store=spec.store)
     work = PlannedWork.from_spec(spec, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
@@ -75,7 +76,8 @@ def train(spec: TrainFlags) -> None:
     estimates.check_memory(estimates.phases_of(due))
     with hold_inputs(plan, render.say):
         for step in due:
-            results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=spec.json)
+            environ = plan.job.environ if plan.job else {}
+            results[step.name] = run_step(step.name, step.words, step.config, settings, spec.json, environ)
     if spec.json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:

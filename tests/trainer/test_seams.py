@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.config import Input, Persona
+from data.config import Input, Persona, StepContext
 from tests.faults.lives import Tell, fork
 from tests.trainer.conftest import tiny
 from trainer import loop
@@ -171,7 +171,8 @@ def test_no_random_numbers_are_drawn_for_loaded_parameters(inputs, tmp_path):
     wanted = Decoder(config.model)
     initialise(wanted, 3)
     before = torch.get_rng_state()
-    phase = PhaseRun(config, None, prepare(), None, None, None, Ranks(), "ddp")
+    making = StepContext(store="store", name="base_checkpoints/tiny", fingerprint="f")
+    phase = PhaseRun(config, making, prepare(), None, None, None, Ranks(), "ddp")
     made, _ = phase._model(config.model, lambda model: initialise(model, 3))
     frozen, _ = phase._model(config.model, lambda model: initialise(model, 3), is_frozen=True)
     export.write(tmp_path / "hf", config.model, made.state_dict(), inputs[0] / "tokenizer")
