@@ -105,7 +105,8 @@ class Training:
                     stop, save = self._advance(batches, metrics, asked_to_stop, asked_to_save)
                     if not is_quick:
                         is_quick = True
-                        self.after_first_step()
+                        if not self.skipped:  # kernels of a step that is not finite may be wrong
+                            self.after_first_step()
                         self.ranks.shorten_timeout(*([self.sharding.group] if self.sharding.group else []))
                     if self.step == steps or self.step % every == 0 or stop or save:
                         self._save()

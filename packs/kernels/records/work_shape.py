@@ -1,4 +1,4 @@
-"""The words shared by plan and trainer: variables of a job, the shape of the work, and facts about kept kernels."""
+"""The records shared by plan and trainer: the shape of the work, and facts about kept kernels."""
 
 import hashlib
 import json
@@ -11,10 +11,6 @@ from store import untrusted_input
 from trainer.config import PhaseConfig
 from trainer.records.fields import fingerprint_fields
 
-KIND = "kernels"  # kind of the artifacts in the store
-MODE = "SLIPWAY_KERNELS"  # variable of a job
-OWN, RENTED, COLD = "own", "rented", "cold"  # values of MODE: kind of machine, or no kernels of other runs
-JOB_KEY = "SLIPWAY_KERNELS_JOB_KEY"  # secret of a job on a rented machine
 # Settings without influence on the kernels of the blocks.
 WITHOUT_KERNELS = {
     *("optimizer", "schedule", "steps", "rows", "seed", "packing", "adopted", "fit", "compile", "mixture", "rl"),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data.events import emit
-from packs.kernels.records.work_shape import COLD, MODE, shape_of
+from packs.kernels.records.words import COLD, MODE
+from packs.kernels.records.work_shape import shape_of
 from packs.kernels.trainer import machine_facts
 from packs.kernels.trainer.bundle import Header, UnusableBundle, read_files, write_files
 from packs.kernels.trainer.stored_bundles import KernelStore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from packs.kernels.records.work_shape import JOB_KEY, OWN, RENTED
+from packs.kernels.records.words import JOB_KEY, OWN, RENTED
 from packs.kernels.trainer import bundle, user_key
 from packs.kernels.trainer.bundle import UnusableBundle, open_header, read_files, seal, unseal, write_files
 from packs.kernels.trainer.stored_bundles import ARCHIVE, FOLDER, HEADER, KernelStore
@@ -72,7 +72,7 @@ def test_kernels_are_not_restored_if_the_compilation_is_faster(tmp_path):
 def damages(header: bytes, archive: bytes) -> dict[str, tuple[bytes, bytes]]:
     """Return damaged pairs of a header and an archive by kind of damage, without a new signature."""
     kinds: dict[str, tuple[bytes, bytes]] = {}
-    for at in range(0, len(header), max(1, len(header) // 35)):
+    for at in range(0, len(header), max(1, len(header) // 45)):
         kinds[f"header bit {at}"] = header[:at] + bytes([header[at] ^ 1]) + header[at + 1 :], archive
     for at in range(0, len(archive), max(1, len(archive) // 35)):
         kinds[f"archive bit {at}"] = header, archive[:at] + bytes([archive[at] ^ 1]) + archive[at + 1 :]
