@@ -5,9 +5,9 @@ seconds of a step, the peak memory of the steps, and ratios to the arm `full`. P
 same torch, transformers and peft, for the arms `transformers` (full training) and `peft`. Every arm is a process that
 lives through the whole run; the arms take turns, so that load on the machine affects all arms. A step is a forward and
 backward pass over one row, gradient clipping to 1, and AdamW, with activations in bfloat16. `lora` has rank 32 on the
-seven matrices of each block beside a frozen model in bfloat16; `peft` has the same beside a model in bfloat16 with
-adapters in float32 under autocast, as the Trainer of transformers sets up. CPU seconds count all threads. The peak is
-VmHWM during the steps, reset after the warm-up.
+seven matrices of each block beside a frozen model in bfloat16, and `qlora` beside these matrices in 4 bits; `peft` has
+the same as `lora` beside a model in bfloat16 with adapters in float32 under autocast, as the Trainer of transformers
+sets up. CPU seconds count all threads. The peak is VmHWM during the steps, reset after the warm-up.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 from bench.train import peak_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS, PEERS = ("full", "lora"), ("transformers", "peft")
+OURS, PEERS = ("full", "lora", "qlora"), ("transformers", "peft")
 WARM_UP_STEPS = 2
 Step = Callable[[Any, Any], float]  # ids, targets (1, T) -> loss in nats per token
 
@@ -46,12 +46,13 @@ def ours(name: str, length: int, is_compiled: bool, run: Callable[[Step, int], N
     machine = prepare()
     config = replace(PROFILES["smollm2_135m"]().phases["sft"], rows=1, micro_rows=1, sequence_len=length, turns=1)
     config = replace(config, dtype="bfloat16", compile="always" if is_compiled else "never")
-    if name == "lora":
-        config = with_adapter(AdapterFlags(adapter="lora"), config)
+    if name != "full":
+        config = with_adapter(AdapterFlags(adapter=name), config)
         assert isinstance(config, AdapterPhaseConfig)
         model = uninitialized_decoder(config.model, torch.bfloat16).to(torch.bfloat16).requires_grad_(False)
         model.to_empty(device="cpu")
         initialise(model, 1)
+        Lora().compress(model, config, machine.device)
         Lora().attach(model, config)
     else:
         model = Decoder(config.model, torch.bfloat16)

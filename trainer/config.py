@@ -234,6 +234,11 @@ class PhaseConfig:
         return None
 
     @property
+    def environments(self) -> tuple[str, ...]:
+        """Return the environments of packages that the training loads besides the training environment."""
+        return ()
+
+    @property
     def num_learning(self) -> int:
         """Return the number of parameters that learn."""
         return self.model.num_params

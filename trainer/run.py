@@ -97,10 +97,8 @@ class PhaseRun:
         Continue the change of the previous phase if the artifact of the previous phase is a change.
         """
         assert self.change is not None, "the caller asks for a change"
-        change = self.change.kind
-        model, _ = self._model(
-            self.config.model, lambda model: self.load_weights(model, self.changed, is_published=True), is_frozen=True
-        )
+        change, load = self.change.kind, lambda model: self.load_weights(model, self.changed, is_published=True)
+        model, _ = self._model(self.config.model, load, is_frozen=True, is_start=True)
         change.attach(model, self.config)
         if self.ranks.is_first and self.changed != self.before:  # other processes receive the values at the start
             hf = export.folder_of_model(self.input(self.before))
@@ -132,17 +130,23 @@ class PhaseRun:
         model was trained with a different vocabulary.
         """
         shape = export.read_config(export.folder_of_model(self.input(role)))
-        model, _ = self._model(shape, lambda model: self.load_weights(model, role), is_frozen=True)
+        is_start = bool(self.config.change) and role == self.changed
+        model, _ = self._model(shape, lambda model: self.load_weights(model, role), is_frozen=True, is_start=is_start)
         self.frozen_models.append(model)
         return model
 
     def _model(
-        self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
+        self,
+        shape: ModelConfig,
+        fill: Callable[[Decoder], None],
+        is_frozen: bool = False,
+        is_start: bool = False,
     ) -> tuple[Decoder, FsdpSharding]:
         """Return a model and the sharding of the model; under FSDP the model holds the shards of this process.
 
         Only the first process calls `fill`. The other processes receive the weights from the first process: at once for
-        sharded and frozen models, at the start of training for a whole trained model.
+        sharded and frozen models, at the start of training for a whole trained model. is_start: compress the model as
+        the change of this phase does.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
         is_whole = self.parallel == "ddp"
@@ -151,10 +155,14 @@ class PhaseRun:
         if is_frozen:  # cast before allocating memory
             model.to(dtype).eval().requires_grad_(False)
         if is_whole:
+            compress = self.change.kind.compress if is_start and self.change else lambda *given: None
+            if not self.ranks.is_first:
+                compress(model, self.config, device)
             if is_frozen:
                 model.to_empty(device=first_home)
             if self.ranks.is_first:
                 fill(model)
+                compress(model, self.config, device)
                 model.to(device)
             if is_frozen:
                 self.ranks.broadcast_tensors(model.state_dict().values())
@@ -320,7 +328,7 @@ class PhaseRun:
         if self.change is None:
             export.write(folder, config.model, model.state_dict(), self.tokenizer_folder, dtype)
             return {}
-        of = self.change.changed
+        of = replace(self.change.changed, rounding=self.change.kind.rounding(config, model.compute_dtype))
         export.write_without_weights(folder, config.model, self.tokenizer_folder, dtype, {"model_change": True})
         changes.write_changed(folder, of)
         self.change.write(folder, model)

@@ -9,7 +9,7 @@ shape and the tokenizer, and `CHANGED` names the changed model with a digest of 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,22 @@ class ChangedModel:
     """Address of an imported model, such as `hf://user/repo`."""
     revision: str = ""
     """Commit of an imported model of the hub."""
+    rounding: str = ""
+    """Description of the rounding of the model in the training, by the kind of change; "" = as stored."""
 
 
 class ModelChange:
     """The parameters that learn beside a frozen model, and the folder format of these parameters."""
+
+    def compress(self, model: Any, config: Any, device: Any) -> None:
+        """Replace weights of a frozen model by a smaller form on `device`, before `attach`; by default none.
+
+        On the meta device, only the form counts.
+        """
+
+    def rounding(self, config: Any, dtype: Any) -> str:
+        """Return the description of the rounding by `compress` for a model in `dtype`, for `ChangedModel.rounding`."""
+        return ""
 
     def attach(self, model: Any, config: Any) -> None:
         """Add the parameters to a frozen model, with the initial values of the seed.
@@ -155,8 +167,9 @@ def read_changed(folder: Path) -> ChangedModel:
     """Return the model that the change in `folder` belongs to. Raises Refused."""
     try:
         said = model_files.load(folder, CHANGED)
-        names = ("name", "fingerprint", "weights_sha256", "source", "revision")
-        return ChangedModel(**{name: untrusted_input.typed(said, name, str, "") for name in names})
+        return ChangedModel(
+            **{one.name: untrusted_input.typed(said, one.name, str, "") for one in fields(ChangedModel)}
+        )
     except FileNotFoundError:
         raise Refused(f"{folder}: {CHANGED}, which names the changed model, is missing") from None
     except UnusableDocument as error:

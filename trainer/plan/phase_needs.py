@@ -27,7 +27,7 @@ class PhaseNeeds:
 
     def environments(self, config: PhaseConfig, torch: str) -> tuple[str, ...]:
         """Return the environments needed besides the training environment. torch: the build of PyTorch."""
-        return ()
+        return config.environments
 
     def spread_words(self, config: PhaseConfig, num_gpus: int) -> tuple[str, ...]:
         """Return the arguments for `trainer.spread` that divide the machine's GPUs; () if all GPUs train."""

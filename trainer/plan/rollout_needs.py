@@ -25,7 +25,8 @@ class RolloutNeeds(PhaseNeeds):
         rollout_engine.check(_rl(config), request, config.model.num_attention_heads)
 
     def environments(self, config: PhaseConfig, torch: str) -> tuple[str, ...]:
-        return (rollout_engine.environment_of(torch),) if _rl(config).engine == "vllm" else ()
+        own = (rollout_engine.environment_of(torch),) if _rl(config).engine == "vllm" else ()
+        return (*own, *config.environments)
 
     def spread_words(self, config: PhaseConfig, num_gpus: int) -> tuple[str, ...]:
         return rollout_engine.spread_arguments(_rl(config), num_gpus)

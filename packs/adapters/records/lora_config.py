@@ -14,7 +14,10 @@ from trainer.records.fields import check_bounds, newer
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import listed
 
-KINDS = ("lora",)
+KINDS = ("lora", "qlora")
+ENVIRONMENT = "bitsandbytes"  # with the package for matrices in 4 bits
+BLOCK, SCALES_BLOCK = 64, 256  # weights with a common scale, and scales with a common scale
+NF4_BYTES = 0.5 + (1 + 4 / SCALES_BLOCK) / BLOCK  # of a weight in 4 bits, with the scales
 RANK = 32  # unless a matrix is smaller
 PHASES = ("mid", "sft", "dpo", "rl")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -29,7 +32,7 @@ class AdapterConfig:
     """A LoRA adapter: a matrix W becomes W + scaling * B A, where only A and B learn."""
 
     kind: str = "lora"
-    """`lora`: the frozen model has the dtype of activations."""
+    """`lora`: the frozen model has the dtype of activations. `qlora`: the matrices inside the blocks have 4 bits."""
     rank: int = RANK
     """Rows of A and columns of B."""
     alpha: float = 64.0
@@ -155,12 +158,22 @@ class AdapterPhaseConfig(PhaseConfig):
             raise ConfigError(f"parallel is {self.parallel}; adapters are trained with ddp only")
         if self.rl and self.rl.engine == "vllm" and self._adapter.rank > MOST_IN_VLLM:
             raise ConfigError(f"rank is {self._adapter.rank}; vLLM serves ranks of at most {MOST_IN_VLLM}")
+        if self.rl and self.rl.engine == "vllm" and self._is_rounded:
+            raise ConfigError("adapter is qlora; vLLM answers with unrounded matrices. Set --engine embedded")
 
     @property
     def _adapter(self) -> AdapterConfig:
         if self.adapter is None:
             raise ConfigError(f"phase {self.phase} needs an adapter")
         return self.adapter
+
+    @property
+    def _is_rounded(self) -> bool:
+        return self._adapter.kind == "qlora"
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        return (ENVIRONMENT,) if self._is_rounded else ()
 
     @property
     def change(self) -> str:
@@ -177,8 +190,16 @@ class AdapterPhaseConfig(PhaseConfig):
 
     def _merged_bytes(self, width: int) -> int:
         """Return the bytes of the merged matrices with which the embedded engine of rl answers."""
-        each = sum(inputs * outputs for inputs, outputs in adapted(self._adapter, self.model).values())
+        merged = sides(self.model) if self._is_rounded else adapted(self._adapter, self.model)
+        each = sum(inputs * outputs for inputs, outputs in merged.values())
         return width * self.model.num_hidden_layers * each if self.rl and self.rl.engine == "embedded" else 0
+
+    def _saved_bytes(self, width: int) -> int:
+        """Return the bytes that matrices in 4 bits save, without the largest matrix, which a product unpacks."""
+        if not self._is_rounded:
+            return 0
+        matrices = [inputs * outputs for inputs, outputs in sides(self.model).values()]
+        return int((width - NF4_BYTES) * self.model.num_hidden_layers * sum(matrices) - width * max(matrices))
 
     def flops_per_token(self, sequence_len: int) -> float:
         """Return the FLOPs per token: no gradients of the matrices, and forward and backward of the adapter."""
@@ -196,7 +217,7 @@ class AdapterPhaseConfig(PhaseConfig):
         changed: M = replace(
             memory,
             weights=learning * (4 + (width if width == 2 else 0)),
-            frozen=memory.frozen + width * model.num_params + self._merged_bytes(width),
+            frozen=memory.frozen + width * model.num_params + self._merged_bytes(width) - self._saved_bytes(width),
             gradients=4 * learning,
             optimizer=8 * learning // max(parts, sharers),
             logits=memory.logits - of_head,
@@ -217,7 +238,8 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
     rank = min(RANK, *(min(one) for one in sides(config.model).values()))
     usual = AdapterConfig(kind=flags.adapter or KINDS[0], rank=rank, alpha=2.0 * rank)
     imported: ImportedAdapter | None = getattr(flags, "imported_adapter", None)
-    usual = usual if imported is None else imported.adapter
+    if imported is not None:
+        usual = replace(imported.adapter, kind=usual.kind)
     adapter = config.adapter if isinstance(config, AdapterPhaseConfig) else usual
     is_adopted = config.rl is not None and config.adopted
     optimizer = replace(

@@ -8,6 +8,7 @@ with the vocabulary.
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,10 @@ def publish(spec: ImportedAdapter, making: StepContext) -> dict[str, Any]:
             raise Refused(f"{folder}: the adapter was trained with another vocabulary: {wrong}")
     except (ConfigError, UnusableDocument) as error:
         raise Refused(f"{folder}: {error}") from None
+    of = changes.changed_model(making.inputs[role], base)
     if (folder / CHANGED).is_file():
         changes.check_base(folder, hf)
-    of = changes.changed_model(making.inputs[role], base)
+        of = replace(of, rounding=changes.read_changed(folder).rounding)
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
         draft = Path(scratch) / "draft"

@@ -18,12 +18,17 @@ from torch import Tensor, nn
 from data.errors import ConfigError
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, adapted
 from packs.adapters.records.peft_format import CONFIG, PREFIX, WEIGHTS, listed, read_adapter, to_peft
+from packs.adapters.trainer.four_bit import FrozenProduct, QuantizedLinear, dense, library, rounded, stored
 from store.artifacts import model_files
-from store.untrusted_input import UnusableDocument
+from store.artifacts.model_files import CHANGED
+from store.untrusted_input import UnusableDocument, printable
 from trainer import tensor_file
 from trainer.errors import Refused
+from trainer.model import changes
 from trainer.model.changes import ChangedModel, ModelChange
 from trainer.model.decoder import Decoder, Linear, SkipInitialization, uninitialized_decoder
+
+DTYPES = ("bfloat16", "float32")
 
 
 class AdaptedLinear(Linear):
@@ -33,19 +38,22 @@ class AdaptedLinear(Linear):
         with torch.device("meta"), SkipInitialization():
             super().__init__(base.in_features, base.out_features, base.bias is not None)
         self.weight, self.bias = base.weight, base.bias
+        for name, one in base.named_buffers():  # of a matrix in 4 bits
+            self.register_buffer(name, one)
         self.scaling, self.dropout = adapter.scaling, adapter.dropout
-        device = base.weight.device
+        device = stored(base)[0].device
         with SkipInitialization():
             self.lora_A = nn.Linear(base.in_features, adapter.rank, bias=False, device=device)
             self.lora_B = nn.Linear(adapter.rank, base.out_features, bias=False, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = self.lora_A.weight, self.lora_B.weight
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.dropout and torch.is_grad_enabled():
             thin = F.linear(F.dropout(x, self.dropout), a.to(x.dtype))
-            return super().forward(x) + self.scaling * F.linear(thin, b.to(x.dtype))
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        found: Tensor = AdaptedProduct.apply(x, self.weight.to(x.dtype), bias, a, b, self.scaling)
+            plain: Tensor = FrozenProduct.apply(x, bias, *stored(self))
+            return plain + self.scaling * F.linear(thin, b.to(x.dtype))
+        found: Tensor = AdaptedProduct.apply(x, bias, a, b, self.scaling, *stored(self))
         return found
 
 
@@ -53,27 +61,42 @@ class AdaptedProduct(torch.autograd.Function):
     """W x + bias + scaling * B A x with gradients of x, A and B; in-place sums save copies of the products."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-        """Return the product (..., outputs) for x (..., inputs), weight (outputs, inputs), a and b in float32."""
+    def forward(ctx, x: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, *parts: Tensor) -> Tensor:
+        """Return the product (..., outputs) for x (..., inputs), a and b in float32. parts: W, see `stored`."""
         a, b = a.to(x.dtype), b.to(x.dtype)
-        found, thin = F.linear(x, weight, bias), F.linear(x, a).flatten(0, -2)  # thin: (tokens, rank)
+        found = F.linear(x, dense(parts, x.shape[-1], x.dtype), bias)
+        thin = F.linear(x, a).flatten(0, -2)  # (tokens, rank)
         found.view(-1, found.shape[-1]).addmm_(thin, b.t(), alpha=scaling)
-        ctx.save_for_backward(x, weight, a, b, thin)
+        ctx.save_for_backward(x, a, b, thin, *parts)
         ctx.scaling = scaling
         return found
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
-        x, weight, a, b, thin = ctx.saved_tensors
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, thin, *parts = ctx.saved_tensors
         rows = grad.flatten(0, -2)
         of_thin = (rows @ b).mul_(ctx.scaling)  # (tokens, rank)
-        x_grad = (rows @ weight).addmm_(of_thin, a).view_as(x) if ctx.needs_input_grad[0] else None
-        a_grad = of_thin.t() @ x.flatten(0, -2)
-        return x_grad, None, None, a_grad.float(), (rows.t() @ thin).float().mul_(ctx.scaling), None
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = (rows @ dense(parts, x.shape[-1], x.dtype)).addmm_(of_thin, a).view_as(x)
+        a_grad, b_grad = of_thin.t() @ x.flatten(0, -2), rows.t() @ thin
+        return (x_grad, None, a_grad.float(), b_grad.float().mul_(ctx.scaling), None, *[None] * len(parts))
 
 
 class Lora(ModelChange):
     """LoRA adapters as a change of a model."""
+
+    def compress(self, model: Decoder, config: AdapterPhaseConfig, device: torch.device) -> None:
+        assert config.adapter is not None, "a configuration of the class has an adapter"
+        if config.adapter.kind == "qlora":
+            library()  # also for a model on the meta device, which other processes fill
+            for name, layer in [*matrices(model)]:
+                parent, _, last = name.rpartition(".")
+                setattr(model.get_submodule(parent), last, QuantizedLinear(layer, device))
+
+    def rounding(self, config: AdapterPhaseConfig, dtype: torch.dtype) -> str:
+        assert config.adapter is not None, "a configuration of the class has an adapter"
+        return str(dtype).removeprefix("torch.") if config.adapter.kind == "qlora" else ""
 
     def attach(self, model: Decoder, config: AdapterPhaseConfig) -> None:
         """Replace the target matrices by `AdaptedLinear`: A uniform in +-1/sqrt(inputs) from the seed, B zero."""
@@ -94,15 +117,15 @@ class Lora(ModelChange):
                     setattr(part, name, layer)
 
     def restore(self, model: Decoder, folder: Path) -> None:
-        stored, tensors = read(folder)
+        adapter, tensors = read(folder)
         mine = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if shapes(mine) != shapes(tensors):
             raise Refused(
-                f"{folder}: the adapter has rank {stored.rank} or targets other than this phase; set the same"
+                f"{folder}: the adapter has rank {adapter.rank} or targets other than this phase; set the same"
             )
         layer = next(one for one in model.modules() if isinstance(one, AdaptedLinear))
-        if layer.scaling != stored.scaling:
-            raise Refused(f"{folder}: the adapter is scaled by {stored.scaling}, this phase by {layer.scaling}")
+        if layer.scaling != adapter.scaling:
+            raise Refused(f"{folder}: the adapter is scaled by {adapter.scaling}, this phase by {layer.scaling}")
         for name, one in mine.items():
             one.data.copy_(tensors[name])
 
@@ -113,18 +136,24 @@ class Lora(ModelChange):
         write_config(folder, config.adapter, changed)
 
     def apply(self, model: Decoder, folder: Path) -> None:
-        """Add scaling * B A of each matrix to the weight, computed in float32."""
-        stored, tensors = read(folder)
-        for _, layer, a, b in pairs(model, folder, stored, tensors):
-            merged = layer.weight.float() + stored.scaling * (b @ a).to(layer.weight.device)
+        """Add scaling * B A of each matrix to the weight, computed in float32.
+
+        If the adapter was trained beside matrices in 4 bits, the sum has the rounded matrices.
+        """
+        adapter, tensors = read(folder)
+        if dtype := rounding_in(folder):
+            for _, layer in matrices(model):
+                layer.weight.data.copy_(rounded(layer.weight.data, dtype))
+        for _, layer, a, b in pairs(model, folder, adapter, tensors):
+            merged = layer.weight.float() + adapter.scaling * (b @ a).to(layer.weight.device)
             layer.weight.data.copy_(merged)
 
     def variant_of(self, model: Decoder, folder: Path) -> Decoder:
-        stored, tensors = read(folder)
+        adapter, tensors = read(folder)
         shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
         found = copy.deepcopy(model, shared)
-        for name, layer, a, b in [*pairs(found, folder, stored, tensors)]:
-            adapted_layer = AdaptedLinear(layer, stored)
+        for name, layer, a, b in [*pairs(found, folder, adapter, tensors)]:
+            adapted_layer = AdaptedLinear(layer, adapter)
             adapted_layer.lora_A.weight.data.copy_(a)
             adapted_layer.lora_B.weight.data.copy_(b)
             parent, _, last = name.rpartition(".")
@@ -133,11 +162,14 @@ class Lora(ModelChange):
 
     def merged(self, model: Decoder, earlier: Decoder | None = None) -> Decoder:
         """Return a decoder with W + scaling * B A in place of each adapted matrix, computed in float32."""
-        layers = {name: one for name, one in model.named_modules() if isinstance(one, AdaptedLinear)}
+        layers = {name: one for name, one in model.named_modules() if isinstance(one, (AdaptedLinear, QuantizedLinear))}
         found = earlier or plain_decoder(model, layers)
         for name, layer in layers.items():
-            change = (layer.lora_B.weight.detach() @ layer.lora_A.weight.detach()).mul_(layer.scaling)
-            found.get_parameter(f"{name}.weight").data.copy_(change.add_(layer.weight.detach()))
+            weight = dense(stored(layer), layer.in_features, model.compute_dtype).detach()
+            if isinstance(layer, AdaptedLinear):
+                change = (layer.lora_B.weight.detach() @ layer.lora_A.weight.detach()).mul_(layer.scaling)
+                weight = change.add_(weight)
+            found.get_parameter(f"{name}.weight").data.copy_(weight)
         return found
 
     def vllm_rank(self, config: AdapterPhaseConfig) -> int:
@@ -148,15 +180,18 @@ class Lora(ModelChange):
 def plain_decoder(model: Decoder, layers: Collection[str]) -> Decoder:
     """Return a decoder without adapters that shares all weights of `model` but the matrices of `layers`, not filled."""
     found = uninitialized_decoder(model.config, model.compute_dtype).to(model.compute_dtype)
-    weights = model.state_dict()
+    weights, device = model.state_dict(), model.head.device
     own = {f"{name}.weight" for name in layers}
-    shared = {name: torch.empty_like(weights[name]) if name in own else weights[name] for name in found.state_dict()}
+    shared = {
+        name: torch.empty_like(one, device=device) if name in own else weights[name]
+        for name, one in found.state_dict().items()
+    }
     found.load_state_dict(shared, assign=True)
     return found.eval().requires_grad_(False)
 
 
 def pairs(
-    model: Decoder, folder: Path, stored: AdapterConfig, tensors: Mapping[str, Tensor]
+    model: Decoder, folder: Path, adapter: AdapterConfig, tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, nn.Linear, Tensor, Tensor]]:
     """Yield the name, the layer, A and B in float32 of each adapted matrix of a model. Raises Refused for a misfit."""
     layers = dict(matrices(model))
@@ -170,12 +205,12 @@ def pairs(
         if lacking := [one for one in names if one not in tensors]:
             raise Refused(f"{folder}: {lacking[0]} is missing")
         a, b = (tensors[one].float() for one in names)
-        wanted = ((stored.rank, layer.in_features), (layer.out_features, stored.rank))
+        wanted = ((adapter.rank, layer.in_features), (layer.out_features, adapter.rank))
         if (tuple(a.shape), tuple(b.shape)) != wanted:
             found = f"{tuple(a.shape)} and {tuple(b.shape)} instead of {wanted[0]} and {wanted[1]}"
             raise Refused(f"{folder}: the matrices of {name} are {found}; the adapter belongs to another model")
-        if stored.rank > min(layer.in_features, layer.out_features):
-            raise Refused(f"{folder}: rank {stored.rank} is above the rank of the matrix {name}")
+        if adapter.rank > min(layer.in_features, layer.out_features):
+            raise Refused(f"{folder}: rank {adapter.rank} is above the rank of the matrix {name}")
         yield name, layer, a, b
 
 
@@ -192,7 +227,7 @@ def read(folder: Path) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
     from safetensors import SafetensorError
 
     try:
-        stored = read_adapter(model_files.load(folder, CONFIG))
+        adapter = read_adapter(model_files.load(folder, CONFIG))
         file = model_files.held(folder, WEIGHTS)
         tensors = tensor_file.read(file)
     except FileNotFoundError as error:
@@ -209,7 +244,18 @@ def read(folder: Path) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
         raise Refused(f"{folder}: {listed(odd)} has numbers that are not finite")
     if not tensors:
         raise Refused(f"{folder / WEIGHTS} has no tensors")
-    return stored, {name.removeprefix(PREFIX): one for name, one in tensors.items()}
+    return adapter, {name.removeprefix(PREFIX): one for name, one in tensors.items()}
+
+
+def rounding_in(folder: Path) -> torch.dtype | None:
+    """Return the dtype from which the adapted model was rounded to 4 bits in the training of an adapter; None = never.
+
+    Raises Refused.
+    """
+    said = changes.read_changed(folder).rounding if (folder / CHANGED).is_file() else ""
+    if said not in ("", *DTYPES):
+        raise Refused(f"{folder}: {CHANGED}: rounding is {printable(said)}; known: {', '.join(DTYPES)}")
+    return getattr(torch, said) if said else None
 
 
 def matrices(model: Decoder) -> Iterator[tuple[str, nn.Linear]]:

@@ -290,6 +290,7 @@ def test_requirements_are_pinned_by_name_and_version_only():
         "serve-cpu",
         "serve-cuda",
         "llama-cpp",
+        "bitsandbytes",
         "lm-eval",
         "trl",
         "skypilot",
