@@ -165,8 +165,8 @@ class PhaseConfig:
             raise ConfigError(
                 f"document_masks applies to {whose}; a row of phase {self.phase} is a single conversation"
             )
-        if (self.rl is not None) != (self.phase == "rl"):
-            raise ConfigError(f"phase {self.phase}: the field `rl` applies to the phase rl only")
+        if (self.rl is not None) != (self.phase in phases_reading(PROMPTS)):
+            raise ConfigError(f"phase {self.phase}: the field `rl` applies to {listed(phases_reading(PROMPTS))} only")
         if self.rl is not None and self.rows % self.rl.group:
             raise ConfigError(f"rows is {self.rows}; it must be a multiple of group, {self.rl.group} answers")
         if self.rl is not None and self.rl.max_new >= self.sequence_len:

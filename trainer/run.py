@@ -65,6 +65,7 @@ class PhaseRun:
     before: str = ""  # input role of the initial model; "" = initialize from the seed
     sharding: FsdpSharding = WHOLE  # sharding of the trained model
     frozen_models: list[Decoder] = field(default_factory=list)
+    folders: dict[str, Path] = field(default_factory=dict)  # further inputs by role: Hugging Face folders
     metrics: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class PhaseRun:
         self.kernels = RunKernels(KernelWork(self.config, self.machine, self.parallel, self.ranks, self.making.store))
 
     def input(self, role: str) -> Path:
-        return open_input(self.making, role)
+        return self.folders.get(role) or open_input(self.making, role)
 
     def initial_model(self, fill: Callable[[Decoder], None] | None = None) -> Decoder:
         """Return the model with the initial weights of this phase.
@@ -136,11 +137,7 @@ class PhaseRun:
         return model
 
     def _model(
-        self,
-        shape: ModelConfig,
-        fill: Callable[[Decoder], None],
-        is_frozen: bool = False,
-        is_start: bool = False,
+        self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False, is_start: bool = False
     ) -> tuple[Decoder, FsdpSharding]:
         """Return a model and the sharding of the model; under FSDP the model holds the shards of this process.
 

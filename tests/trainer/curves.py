@@ -83,11 +83,17 @@ def in_blocks(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
 
 
 def on_pairs(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
-    """Return the curve of the pack `preferences`."""
+    """Return the curves of the pack `preferences`; the teacher of opd is the model before mid."""
     from packs.preferences.records.dpo_config import DpoConfig
+    from packs.preferences.records.opd_config import OpdConfig, Teacher
 
     mixture = {"pydocs": 0.5, "other": 0.5}
-    return {"dpo": Curve(as_phase(DpoConfig, talk, phase="dpo", mixture=mixture, turns=1), "sft")}
+    answers, teacher = replace(RL, overlong=0), Teacher(source="store://curves/base", revision="base", params=0)
+    told = {"mixture": {"sort": 1.0}, "rows": 16, "micro_rows": 8, "steps": 4, "rl": answers, "teacher": teacher}
+    return {
+        "dpo": Curve(as_phase(DpoConfig, talk, phase="dpo", mixture=mixture, turns=1), "sft"),
+        "opd": Curve(as_phase(OpdConfig, talk, phase="opd", **told), "sft"),
+    }
 
 
 def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:

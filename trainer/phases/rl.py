@@ -4,7 +4,7 @@ The model samples groups of answers per problem, judges assign rewards, and `Pol
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,29 +32,47 @@ from trainer.run import PhaseRun, phase_run, work_folder
 SHOWN = 3  # problems shown repeatedly in the report
 
 
-def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
+def start_model(phase: PhaseRun) -> Decoder | None:
+    """Return the model at the start of the phase as the reference, or None without a KL divergence."""
+    return phase.load_frozen_model(phase.before) if phase.config.rl and phase.config.rl.beta else None
+
+
+def run(
+    config: PhaseConfig,
+    making: StepContext,
+    keeping: CheckpointOptions,
+    ranks: Ranks,
+    rollouts: type[Rollouts] = Rollouts,
+    reference: Callable[[PhaseRun], Decoder | None] = start_model,
+) -> dict[str, Any]:
     """Train from the previous phase's model, evaluate on the test problems and publish.
 
-    Return facts about the artifact, {} on other processes. Raises Refused for a mixture without tasks or a sharded
-    model.
+    rollouts: class of the batches; reference: see `Rollouts`. Return facts about the artifact, {} on other processes.
+    Raises Refused for a mixture without tasks or a sharded model.
     """
     with phase_run(config, making, keeping, ranks) as phase:
         config, rl, mixture = phase.config, phase.config.rl, phase.config.mixture or {}
         if rl is None or not mixture:
-            raise Refused("rl: the configuration has no task; known: sort, gsm8k, math, mbpp, a .jsonl of problems")
-        if phase.parallel != "ddp":
             raise Refused(
-                f"rl with the embedded engine needs the whole model on each GPU; {phase.parallel} shards the model"
+                f"{config.phase}: the configuration has no task; known: sort, gsm8k, math, mbpp, a .jsonl of problems"
             )
+        if phase.parallel != "ddp":
+            raise Refused(f"{config.phase} needs the whole model on each GPU; {phase.parallel} shards the model")
         judges: dict[str, Judge] = {task: judge_of(task, rl) for task in mixture}
         try:
-            return train_and_publish(phase, mixture, judges)
+            return train_and_publish(phase, mixture, judges, rollouts, reference)
         finally:
             for judge in judges.values():
                 judge.close()
 
 
-def train_and_publish(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
+def train_and_publish(
+    phase: PhaseRun,
+    mixture: Mapping[str, float],
+    judges: Mapping[str, Judge],
+    rollouts: type[Rollouts],
+    reference: Callable[[PhaseRun], Decoder | None],
+) -> dict[str, Any]:
     """Train, evaluate and publish the model; return facts about the artifact, {} on other processes."""
     config, rl = phase.config, phase.config.rl
     assert rl is not None
@@ -63,8 +81,7 @@ def train_and_publish(phase: PhaseRun, mixture: Mapping[str, float], judges: Map
         policy = Policy(engine, phase.tokenizer, judges, rl, config.sequence_len)
         asked = Problems({task: problems(phase, task, "train") for task in mixture}, mixture, config.seed)
         watched = some(phase, mixture, "val", rl.eval_problems)
-        reference = phase.load_frozen_model(phase.before) if rl.beta else None
-        source = Rollouts(config, rl, policy, asked, watched, reference, phase.ranks)
+        source = rollouts(config, rl, policy, asked, watched, reference(phase), phase.ranks)
         trained = phase.train(
             model, source, PolicyLoss(rl), SampleReport(policy, engine, model, source.watched[:SHOWN])
         )

@@ -40,6 +40,7 @@ class Rollouts(Source):
     """Source of batches for the phase rl."""
 
     sees_model = True
+    learns_from_all = False  # also from answers without an advantage
 
     def __init__(
         self,
@@ -203,7 +204,7 @@ class Rollouts(Source):
         lengths = np.array([len(one) for one in found.ids])
         if rl.mask_truncated:
             lengths = np.where(found.ended, lengths, 0)
-        kept = (lengths > 0) if rl.beta else (better != 0) & (lengths > 0)
+        kept = (lengths > 0) if rl.beta or self.learns_from_all else (better != 0) & (lengths > 0)
         weights = row_weights(lengths, kept, rl)
         rows = np.flatnonzero(kept).tolist() or [0]
         batch, spots = pack_answers(

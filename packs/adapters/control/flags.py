@@ -15,8 +15,8 @@ class AdapterFlags(PhaseFlags):
     resolve: ClassVar[str] = "packs.adapters.control.imported_adapter:resolve"
     adapter: str = flag(
         "",
-        "lora: mid, sft, dpo and rl train an adapter beside the frozen model; qlora: the same with the matrices of the "
-        "model in 4 bits; options: --set sft.adapter.rank=16",
+        "lora: mid, sft, dpo, rl and opd train an adapter beside the frozen model; qlora: the same with the matrices "
+        "of the model in 4 bits; options: --set sft.adapter.rank=16",
         group=TRAINING,
     )
     adapter_from: str = flag(

@@ -1,16 +1,22 @@
-"""The mixture of pairs that the flag --pairs names."""
+"""The pairs and the teacher that flags name, in the configuration of a phase."""
 
 from dataclasses import replace
 from typing import Any
 
 from data.references import WEIGHTED, parse_mixture
+from packs.preferences.records.opd_config import OpdConfig
 from trainer.config import PhaseConfig
 from trainer.records.phase_registry import KINDS
 
 
-def with_pairs(flags: Any, config: PhaseConfig) -> PhaseConfig:
-    """Return the configuration of dpo with the sources of --pairs as mixture. Raises ConfigError."""
-    if config.phase != "dpo":
+def with_preferences(flags: Any, config: PhaseConfig) -> PhaseConfig:
+    """Return the configuration of dpo with the sources of --pairs as mixture, and of opd with the teacher.
+
+    Raises ConfigError.
+    """
+    if isinstance(config, OpdConfig) and flags.teacher:
+        return replace(config, teacher=flags.model)
+    if config.phase != "dpo" or not flags.pairs:
         return config
     sources = weighted(flags.pairs)
     return replace(config, mixture={one if one in KINDS else f"pairs:{one}": weight for one, weight in sources})

@@ -1,6 +1,6 @@
-"""The record of the phase dpo. No torch."""
+"""The records of the phases dpo and opd. No torch."""
 
-from trainer.records.phase_registry import Phase
+from trainer.records.phase_registry import PROMPTS, Phase
 
 DPO = Phase(
     name="dpo",
@@ -9,4 +9,13 @@ DPO = Phase(
     config="packs.preferences.records.dpo_config:DpoConfig",
     follows=("sft", "mid", "base"),
     reads="pairs",
+)
+OPD = Phase(
+    name="opd",
+    folder="opd_checkpoints",
+    module="packs.preferences.trainer.distillation",
+    config="packs.preferences.records.opd_config:OpdConfig",
+    follows=("sft", "mid", "base"),
+    reads=PROMPTS,
+    needs="packs.preferences.control.needs:OpdNeeds",
 )

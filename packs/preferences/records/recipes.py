@@ -1,10 +1,11 @@
-"""The dpo recipe of every profile. Light to import."""
+"""The recipes of dpo and opd of every profile. Light to import."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from packs.preferences.records.dpo_config import DpoConfig
+from packs.preferences.records.opd_config import OpdConfig
 from trainer.config import OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, as_phase
 
 BUILT_IN = {"pydocs": 0.5, "other": 0.5}
@@ -12,7 +13,21 @@ SMALL = ("smoke", "smoke_bits", "tiny")
 
 
 def phases(profile: Profile) -> Mapping[str, PhaseConfig]:
-    """Return the phase dpo after sft: AdamW at a fiftieth of the rate of sft, with fewer rows."""
+    """Return dpo and opd after sft."""
+    return {"dpo": on_pairs(profile), **on_policy(profile)}
+
+
+def on_policy(profile: Profile) -> Mapping[str, PhaseConfig]:
+    """Return opd with the tasks, answers and rates of rl; {} for a profile without rl."""
+    before = profile.phases.get("rl")
+    if before is None or before.rl is None:
+        return {}
+    answers = replace(before.rl, loss="dapo", beta=0.0, dynamic_sampling=0, overlong=0, shown=0.0)
+    return {"opd": as_phase(OpdConfig, before, phase="opd", rl=answers)}
+
+
+def on_pairs(profile: Profile) -> DpoConfig:
+    """Return dpo: AdamW at a fiftieth of the rate of sft, with fewer rows."""
     sft = profile.phases["sft"]
     is_small = profile.name in SMALL
     rows = math.gcd(32, sft.rows)
@@ -31,4 +46,4 @@ def phases(profile: Profile) -> Mapping[str, PhaseConfig]:
         mixture=BUILT_IN,
         turns=1,
     )
-    return {"dpo": replace(found, steps=12) if profile.name == "tiny" else found}
+    return replace(found, steps=12) if profile.name == "tiny" else found

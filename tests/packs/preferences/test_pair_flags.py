@@ -8,7 +8,7 @@ from data.config import Persona
 from flows.specs.work import phase_changes
 from infra.errors import UsageError
 from infra.records import Inventory, Request
-from packs.preferences.control.flags import PairFlags
+from packs.preferences.control.flags import PreferenceFlags
 from store import packs
 from tests.world import ROOT
 from trainer.plan import TrainingRequest, recipe, resolve
@@ -21,7 +21,7 @@ WANTED = TrainingRequest(
 
 
 def wanted(pairs: str, **changes) -> TrainingRequest:
-    changed = {**vars(WANTED), "changes": phase_changes([PairFlags(pairs=pairs)]), **changes}
+    changed = {**vars(WANTED), "changes": phase_changes([PreferenceFlags(pairs=pairs)]), **changes}
     return TrainingRequest(**changed)
 
 
@@ -56,7 +56,7 @@ def test_every_profile_has_the_phase_and_a_launch_of_other_phases_loads_no_recip
         phase = make().phases["dpo"]
         assert phase.rows % phase.micro_rows == 0 and phase.optimizer.lr < make().phases["sft"].optimizer.lr
     assert {*PROFILES["tiny"](("sft",)).phases} == {"base", "mid", "sft", "rl"}
-    assert {*PROFILES["tiny"](("dpo",)).phases} == {"base", "mid", "sft", "rl", "dpo"}
+    assert {*PROFILES["tiny"](("dpo",)).phases} == {"base", "mid", "sft", "rl", "dpo", "opd"}
 
 
 def test_the_phase_without_the_pack_is_refused_with_the_name_of_the_pack(tmp_path, monkeypatch):
