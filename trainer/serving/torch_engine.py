@@ -54,7 +54,9 @@ class TorchEngine(TextEngine):
         generator = torch.Generator(self.decoder.head.device)
         generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))
         how = (ask.max_tokens, ask.temperature, max(0, ask.top_k), generator)
-        decoder = self.variants[ask.variant] if ask.variant else self.decoder
+        decoder = self.variants.get(ask.variant) if ask.variant else self.decoder
+        if decoder is None:
+            raise Refused(f"the model {ask.variant} was unloaded before the answer began")
         own = decoding(decoder, [ask.ids], stop, *how)
         if own is None:
             yield from ([int(one)] for one in steps(decoder, [ask.ids], *how, self.tokenizer.vocab_size))

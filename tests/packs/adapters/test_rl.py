@@ -1,6 +1,7 @@
 """The phase rl with adapters: the reward rises, answers come from the merged model, and vLLM gets the adapter alone."""
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from tests.trainer import conftest as trained
 from tests.trainer.conftest import tiny
 from tests.trainer.rollouts.test_vllm_engine import DRAWN, GREEDY, PROMPTS, model_of
 from tests.trainer.test_phases import run
-from tests.trainer.test_rl import config_of
+from tests.trainer.test_rl import config_of, hashes, published_model
+from tests.trainer.test_rl import run_phase as run_phase
 from trainer import memory
 from trainer.checkpoints.checkpoint import open_final
 from trainer.model.changes import ChangedModel
@@ -52,6 +54,20 @@ def test_rl_trains_an_adapter(world, monkeypatch):
         # Answers one step old slow this rate of learning down too much for a dozen steps.
         if name == "plain":
             assert sum(one["reward"] for one in lines[-2:]) > sum(one["reward"] for one in lines[:2]) + 0.4
+
+
+@pytest.mark.nightly
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_killed_training_of_an_adapter_resumes_to_the_same_bits(world, run_phase, kind):
+    config = adapted(num_iterations=2)
+    config = replace(config, adapter=replace(config.adapter, kind=kind))
+    assert run_phase(config_of("base"), "tiny") == 0
+    assert run_phase(config, "whole") == 0
+    assert run_phase(config, "parted", kill_at=5) == -signal.SIGKILL
+    assert run_phase(config, "parted") == 0
+    whole, parted = (published_model(world, name) for name in ("whole", "parted"))
+    assert hashes(whole) == hashes(parted)
 
 
 def test_memory_of_rl_counts_the_merged_matrices_of_the_embedded_engine_and_the_reference():

@@ -197,6 +197,16 @@ def test_torch_engine_answers_with_each_adapter(stored, world, tmp_path):
     with pytest.raises(completion_request.BadRequest, match="`nobody` does not exist"):
         text(engine, "nobody", front.variants)
 
+    ask = completion_request.parse(
+        {"model": "legal", "prompt": [1, 2, 3], "max_tokens": 12, "temperature": 0}, False, "demo", *how, front.variants
+    )
+    pieces = engine.answer(ask)
+    begun = next(pieces).text
+    engine.unload_variant("legal")  # the answer ends with the adapter
+    assert begun + "".join(piece.text for piece in pieces) == text(judge, "demo", {})
+    with pytest.raises(Refused, match="the model legal was unloaded before the answer began"):
+        next(engine.answer(ask))  # of a request that waited
+
 
 @pytest.mark.nightly
 @pytest.mark.process
