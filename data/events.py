@@ -4,13 +4,15 @@ The agent reads the records for progress.json and to detect a silent step; the t
 step directly. Without the variable, records are discarded. Diagnostics go to stderr through `logging`.
 
 Kinds: `progress` (done, total, unit, and any of loss, tokens_per_s, eta_s, ...), `note` (text), `result` (the summary
-of the step, once, at its end).
+of the step, once, at its end), `part` (the kind of work that takes the time of the step: `enter_part`, `add_part`).
 """
 
 import json
 import os
 import time
 from typing import Any
+
+SHORTEST_PART_S = 0.001
 
 
 def emit(kind: str, **values: Any) -> None:
@@ -24,3 +26,19 @@ def emit(kind: str, **values: Any) -> None:
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
+
+
+def boot_clock_s() -> float:
+    """Return the seconds since the boot of this machine, like the agent: setting the time does not change them."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def enter_part(part: str) -> None:
+    """Record that the step does this kind of work from now on: data, steps, saves, evaluation or upload."""
+    emit("part", part=part, clock_s=boot_clock_s())
+
+
+def add_part(part: str, took_s: float) -> None:
+    """Record that the last `took_s` seconds of the step went into this kind of work."""
+    if took_s >= SHORTEST_PART_S:
+        emit("part", part=part, took_s=round(took_s, 4), clock_s=boot_clock_s())

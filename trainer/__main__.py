@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from data.config import ConfigError, StepContext, load
 from data.errors import DataError
+from data.events import emit, enter_part
 from data.single_writer import PARENT, exit_with_parent
 from store import extensions, packs, terminal, untrusted_input
 from store.manifest import StoreError
@@ -140,6 +141,7 @@ def train(flags: argparse.Namespace) -> None:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
     phase = importlib.import_module(PHASES[config.phase].module)
     with raise_on_sigterm(), join_process_group() as ranks:
+        enter_part("data")  # imports are done; now the inputs are read
         second_name = place_of_stage(making, config, keeping)
         about = make_if_missing(making, ranks, lambda: phase.run(config, making, keeping, ranks), second_name)
     if "bits_per_byte" in about:
@@ -221,7 +223,6 @@ def serve(flags: argparse.Namespace) -> None:
 
 
 def evaluate(flags: argparse.Namespace) -> None:
-    from data.events import emit
     from trainer.evaluation.scores import scores
 
     if flags.config:

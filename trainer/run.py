@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from data.config import StepContext
+from data.events import enter_part
 from data.tokens import tokenizer as tokenizers
 from store import packs
 from store.artifacts import vocabulary
@@ -295,6 +296,7 @@ class PhaseRun:
 
         Raises Refused when the exported folder and the tokenizer do not match.
         """
+        enter_part("upload")
         about = {
             **about,
             **(tokens_in_loss.about(self.metrics / "metrics.jsonl") if self.config.trains else {}),

@@ -90,7 +90,8 @@ class Op:
     asked: str = ""  # JSON: options of the launch other than those of the work; "" = not recorded
     intent_at: int = 0
     sent_at: int | None = None
-    # Time of the vendor's first listing or of a guard's answer; the answer to the create request does not count.
+    # Time of the vendor's first listing, of the end of the checks on the machine, or of a guard's answer; the answer to
+    # the create request does not count.
     last_seen_at: int | None = None
     first_absent_at: int | None = None  # since then, complete listings lack the pod without a break
     absent_n: int = 0  # number of these listings, counting only listings far enough apart

@@ -312,7 +312,9 @@ def _try(
     if not terms.accept or beside:  # Other pods on the machine would distort a check and be disturbed.
         return ""
     with stage("accept", say, clock_scale(provider)):
-        return terms.accept(provider.reach(observation.pod_of(ops[-1])), request, offer)
+        refusal = terms.accept(provider.reach(observation.pod_of(ops[-1])), request, offer)
+    ops[-1] = journal.note(ops[-1], last_seen_at=int(read_clocks().wall_s))  # the end of the checks in the cost
+    return refusal
 
 
 def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.events import add_part
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Draft
 from trainer.parallel.process_group import ALONE, Ranks
 from trainer.tensor_file import WrittenFile
@@ -53,6 +54,7 @@ class Saver:
         be empty. Raises OSError on all processes for a full disk, PeerLost.
         """
         assert not self.is_busy, "one save at a time"
+        began = time.monotonic()
         size = sum(one.nbytes for named in tensors.values() for one in named.values())
         sizes, has_some = zip(*self.ranks.all_gather((size, self.checkpoints.has(step))), strict=True)
         opened = self._open(step, sum(sizes))
@@ -79,12 +81,15 @@ class Saver:
             self._run_in_thread(
                 f"save {step}", lambda: self.checkpoints.finish(draft, draft.write(0, copies, rest), 1, self._facts)
             )
+        add_part("saves", time.monotonic() - began)
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait, at most `timeout_s` seconds, for the background work of this process, without throttling the writer."""
+        began = time.monotonic()
         self._hurry.set()
         wait([self._running], timeout_s)
+        add_part("saves", time.monotonic() - began)
 
     def collect(self) -> bool:
         """Return whether the running save has completed, without waiting for the writers.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.chat import conversations as chat
-from data.events import emit
+from data.events import emit, enter_part
 from data.tokens.tokenizer import Tokenizer
 from trainer.engines.conversation import max_prompt_len
 from trainer.model import hooks
@@ -36,6 +36,7 @@ def bits_per_byte(
     begin: first id of every document, to restrict attention to documents; None for no restriction.
     """
     nats, tokens, num_bytes = 0.0, 0, 0
+    enter_part("evaluation")
     for ids, targets, size in heldout:
         arrays = [ids, targets, *([(ids == begin).cumsum(axis=1)] if begin is not None else [])]
         nats += float(model.loss(*(torch.from_numpy(one).to(model.head.device) for one in arrays)))

@@ -25,12 +25,13 @@ from typing import Any
 import torch
 
 from data.chat.conversation_counts import ConversationCounts
-from data.events import emit
+from data.events import add_part, emit, enter_part
 from trainer.config import PhaseConfig
 from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, read
 from trainer.reporting.peak_flops import Peak
 
 RECORD_EVERY_S = 0.3
+WAITED_S = 0.5  # waits for data are recorded in portions of this length
 WINDOW = 20  # number of steps for averaging rates
 POINTS = 32  # points of the short curve
 LINES, MOST_STEPS = 100, 100  # log lines per phase, and the maximum steps between two log lines
@@ -70,7 +71,8 @@ class Metrics:
         self.curve = Curve(config.steps)
         for one in self.lines.kept:
             self.curve.add(one["step"], one.get("reward", one["loss"]))
-        self.told_at = self.asking_s = 0.0
+        self.told_at = self.asking_s = self.waited_s = 0.0
+        self.compiled_s = compiler_s()
         self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
         self.peak_source = {"mfu_of": peak.source} if peak else {}
         self.arrived = {} if self.lines.kept else {"config": asdict(config)}
@@ -80,9 +82,11 @@ class Metrics:
     def begin(self) -> None:
         """Measure rates from now on: loading and preparing belong to no step."""
         self.window[-1] = (time.monotonic(), self.first, 0, 0.0)
+        enter_part("steps")
 
     def step(self, step: int, tokens: StepTokens, **figures: float) -> None:
         """Write the metrics after `step` steps; `tokens` are the counts of the last step."""
+        self._add_parts(figures.get("data_wait_s", 0.0), is_last=step == self.config.steps)
         self.tokens += tokens.read
         self.learnt_tokens += tokens.learnt
         now, config = time.monotonic() - self.asking_s, self.config
@@ -138,10 +142,21 @@ class Metrics:
     def log_samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
         """Write the model's samples after `step` steps: prompts and texts. `took_s` does not count as training time."""
         self.asking_s += took_s
+        add_part("evaluation", took_s)
         for one in said:
             self.said.add({"step": step, **one})
 
+    def _add_parts(self, waited_s: float, is_last: bool) -> None:
+        """Record the seconds since the last call that belong to the compiler, and the waits for data."""
+        compiled_s, self.waited_s = compiler_s(), self.waited_s + waited_s
+        add_part("compile", compiled_s - self.compiled_s)
+        self.compiled_s = compiled_s
+        if self.waited_s >= WAITED_S or is_last:
+            add_part("data", self.waited_s)
+            self.waited_s = 0.0
+
     def close(self) -> None:
+        enter_part("saves")  # the trainer checks the last checkpoint
         self.lines.close()
         self.said.close()
 
@@ -159,6 +174,12 @@ class Curve:
 
     def points(self) -> list[float]:
         return [round(total / count, 3) for _, (total, count) in sorted(self.sums.items())]
+
+
+def compiler_s() -> float:
+    """Return the seconds that this process has spent on compilation; 0 before the first compilation."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # loading the module takes a second, also without a compilation
+    return float(dynamo.calculate_time_spent()["total_wall_time"]) if dynamo else 0.0
 
 
 def most_memory() -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from data.chat import conversations
 from data.errors import InputError
+from data.events import add_part
 from data.tokens.tokenizer import Tokenizer
 from trainer.model.changes import ModelChange
 from trainer.model.decoder import Decoder, uninitialized_decoder
@@ -193,10 +194,12 @@ class Policy:
         """
         if not problems:
             return [], []
+        began = time.monotonic()
         greedy = self.greedy(problems)
         some = problems[:: -(-len(problems) // self.config.drawn_problems)]
         drawn = self.round(some, k, self.sampling, *seeds, MEASURED)
         right = np.array([one.is_right for one in drawn.rewards]).reshape(-1, k).sum(axis=1).tolist()
+        add_part("evaluation", time.monotonic() - began)
         return [one.is_right for one in greedy.rewards], right
 
     def greedy(self, problems: Sequence[Drawn]) -> Round:

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
 from infra.agent import untrusted_json
+from infra.agent.execution import timeline
 from infra.agent.execution.utilization import OtherLoad, UtilizationSampler
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.shortage import retry_shortages, tolerate_shortage
@@ -139,6 +140,8 @@ class Progress:
         self.document["agents"] = agents
         self.load = OtherLoad()
         self.written_at = 0.0
+        self.timeline = timeline.Timeline(pod.log(timeline.NAME), job.token)
+        self.timeline.add(agent="starting")
         self.write()
 
     def begin(self, name: str) -> None:
@@ -148,12 +151,16 @@ class Progress:
         step["started_at"] = step["started_at"] or time.time()
         self.load = OtherLoad()
         self.document.update(state="running", step=name)
+        self.timeline.add(step=name, state="running")
         self.write()
 
     def add_records(self, name: str, records: List[Dict[str, Any]]) -> None:
         """Record new records of the running step."""
         step = self.steps[name]
         for record in records:
+            if record.get("kind") == "part":  # for the timeline, not for display
+                self.timeline.add_part(name, record)
+                continue
             step["record"] = record
             _mark(step, record)
             if record.get("kind") == "result":
@@ -172,6 +179,7 @@ class Progress:
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
         if step["attempts"]:  # otherwise an earlier agent ran the step
             step["others_share"] = self.load.share()
+        self.timeline.add(step=name, state=state)
         self.write()
 
     def close(self, state: str) -> None:
@@ -180,10 +188,12 @@ class Progress:
             if step["state"] == "running":
                 step.update(state="failed", ended_at=time.time())
         self.document["state"] = state
+        self.timeline.add(agent=state)
         self.write()
 
     def write(self) -> None:
         self.written_at = time.monotonic()
+        self.timeline.add_sign_of_life()
         with tolerate_shortage(say, f"writing the progress of {self.document['step'] or 'the start'}"):
             now = time.time()
             for step in self.steps.values():

@@ -22,6 +22,13 @@ from trainer.reporting.metrics import POINTS, Curve, Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import TALK, Sampler, is_due
 
+
+def records_of(path, kind):
+    """Return the records of a kind in the file of a step."""
+    return [one for one in map(json.loads, path.read_text().splitlines()) if one["kind"] == kind]
+
+
+PARTS = ("compile", "data", "evaluation", "saves")
 NEW = ("mfu", "tokens_per_s", "step_s", "data_wait_s", "memory_bytes", "at")
 
 
@@ -52,7 +59,7 @@ def test_rate_covers_the_last_steps_and_a_curve_the_whole_run(tmp_path, monkeypa
     final.run()
     lines = read(tmp_path / "metrics" / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 41))
-    record = json.loads(told.read_text().splitlines()[-1])
+    record = records_of(told, "progress")[-1]
     assert record["curve"] == [
         round(math.fsum(line["loss"] for line in lines[at : at + 2]) / len(lines[at : at + 2]), 3)
         for at in range(0, 40, 2)
@@ -69,7 +76,25 @@ def test_curve_of_rl_shows_its_reward_also_over_a_recovery(tmp_path, monkeypatch
         for step in range(start + 1, start + 3):
             metrics.step(step, StepTokens(8, 8, 8), loss=0.0, reward=step / 4)
         metrics.close()
-    assert json.loads(told.read_text().splitlines()[-1])["curve"] == [0.25, 0.5, 0.75, 1.0]
+    assert records_of(told, "progress")[-1]["curve"] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_parts_of_a_training_follow_its_stages_and_fit_into_its_time(tmp_path, monkeypatch):
+    told = tmp_path / "records.jsonl"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
+    one = training(tmp_path, steps=6)
+    one.sample = lambda: [{"prompt": "a", "text": "b"} for _ in range(200_000)][:1]  # takes some milliseconds
+    one.run()
+    parts = records_of(told, "part")
+    assert [each["part"] for each in parts if "took_s" not in each] == ["steps", "saves"]
+    spent = {name: sum(each["took_s"] for each in parts if each["part"] == name and "took_s" in each) for name in PARTS}
+    assert spent["evaluation"] > 0 < spent["saves"] and spent["compile"] == 0
+    assert spent["data"] == pytest.approx(
+        sum(line["data_wait_s"] for line in read(tmp_path / "metrics" / "metrics.jsonl")), abs=2e-3
+    )
+    begun, ended = (each["clock_s"] for each in parts if "took_s" not in each)
+    assert sum(spent.values()) < ended - begun
+    assert all(begun <= each["clock_s"] <= ended for each in parts)
 
 
 def test_padding_is_not_counted_as_tokens():

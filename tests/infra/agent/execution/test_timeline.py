@@ -1,0 +1,52 @@
+"""The timeline of a pod: states of the agent and of steps, and parts as reported by the step."""
+
+import json
+
+from infra.agent.execution import timeline
+from infra.agent.execution.progress import Progress
+from infra.agent.job import Job, PodFolder
+from infra.agent.limits import read_clocks
+
+
+def said_by(pod):
+    """Return the lines of the timeline without clocks."""
+    lines = [json.loads(line) for line in pod.log(timeline.NAME).read_text().splitlines()]
+    assert all(line.pop("token") == "t1" for line in lines)
+    return [{name: one for name, one in line.items() if name not in ("at", "clock_s")} for line in lines], lines
+
+
+def test_timeline_has_each_state_and_the_parts_stay_out_of_the_progress(tmp_path):
+    pod, clocks = PodFolder(tmp_path), read_clocks()
+    progress = Progress(pod, Job(run="otter", token="t1", steps=()), ["sft"], lambda value: value)
+    progress.begin("sft")
+    shown = {"kind": "progress", "at": clocks.wall_s, "done": 1, "total": 2}
+    part = {"kind": "part", "at": 7.0, "clock_s": 3.0, "part": "saves", "took_s": 0.5, "more": "not copied"}
+    progress.add_records("sft", [shown, part])
+    assert progress.steps["sft"]["record"] == shown
+    progress.end("sft", "done")
+    progress.close("succeeded")
+    facts, lines = said_by(pod)
+    assert facts == [
+        {"agent": "starting"},
+        {"step": "sft", "state": "running"},
+        {"step": "sft", "part": "saves", "took_s": 0.5},
+        {"step": "sft", "state": "done"},
+        {"agent": "succeeded"},
+    ]
+    assert (lines[2]["at"], lines[2]["clock_s"]) == (7.0, 3.0)  # of the step, not of the agent
+    assert all(abs(line["at"] - clocks.wall_s) < 60 and line["clock_s"] >= clocks.boot_s - 1 for line in lines[:2])
+
+
+def test_timeline_shows_an_agent_at_work_by_a_line_every_ten_seconds(tmp_path):
+    one = timeline.Timeline(tmp_path / "logs" / "timeline.log", "t1")
+    one.add_sign_of_life()
+    one.add_sign_of_life()  # too early
+    one.written_at -= timeline.ALIVE_EVERY_S
+    one.add_sign_of_life()
+    assert len(one.path.read_text().splitlines()) == 2
+
+
+def test_timeline_on_a_full_disk_leaves_a_gap(tmp_path, capsys):
+    (tmp_path / "logs").touch()  # no folder can be made here
+    timeline.Timeline(tmp_path / "logs" / "timeline.log", "t1").add(agent="starting")
+    assert "could not write the timeline" in capsys.readouterr().out
