@@ -141,6 +141,8 @@ class Pack:
     """Records `serve.model_kinds.ModelKind` by a word of config.json: the engines that support a model."""
     variant_routes: Mapping[str, str] = field(default_factory=dict)
     """ASGI middlewares that load variants of a model into a running engine, by engine: see `serve.variants`."""
+    cost_views: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `flows.reading.cost_views.CostView`, by the key in the JSON of `inv cost RUN`."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Functions `(model folder, new folder, dtype)` by the name in `inv export --bits`."""
     plan_parts: Mapping[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.reading import quotes, spending
+from flows.reading import cost_views, quotes, spending
 from flows.reading.quotes import Quote
 from flows.runs import work_kinds
 from infra.errors import NoOffer, UsageError
@@ -27,6 +27,7 @@ from store import terminal
 from trainer.config import PhaseConfig
 from trainer.records.phase_registry import phase_names
 
+ESTIMATES = "Estimates"
 COMPARED = ("B200", "H200", "H100", "A100")
 
 
@@ -34,23 +35,21 @@ COMPARED = ("B200", "H200", "H100", "A100")
 class EstimateFlags(Typed):
     """Flags describing the work of an estimate."""
 
-    phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group="Estimates")
-    profile: str = flag(
-        "", "estimate: recipe (default: the recipe of the job, else SLIPWAY_PROFILE)", group="Estimates"
-    )
-    steps: int | None = flag(None, "estimate: optimizer steps of each phase", group="Estimates", least=1)
-    tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")
+    phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group=ESTIMATES)
+    profile: str = flag("", "estimate: recipe (default: the recipe of the job, else SLIPWAY_PROFILE)", group=ESTIMATES)
+    steps: int | None = flag(None, "estimate: optimizer steps of each phase", group=ESTIMATES, least=1)
+    tokens: float | None = flag(None, "estimate: number of training tokens", group=ESTIMATES)
     e: tuple[str, ...] = flag(
-        (), "estimate: variables of the job, spelled as in SkyPilot: TOKENS=N, MODEL=NAME", group="Estimates"
+        (), "estimate: variables of the job, spelled as in SkyPilot: TOKENS=N, MODEL=NAME", group=ESTIMATES
     )
     gpu: str = flag(
-        "", "estimate: kind of GPU, or several to compare: H100,B200 (default: the GPU of the job)", group="Estimates"
+        "", "estimate: kind of GPU, or several to compare: H100,B200 (default: the GPU of the job)", group=ESTIMATES
     )
-    num_gpus: int = flag(0, "estimate: number of GPUs of the pod", group="Estimates", least=1)
-    hours: float | None = flag(None, "estimate: duration of the work, if known", group="Estimates", unit="HOURS")
-    price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group="Estimates", unit="USD")
-    use_spot: bool = flag(False, "estimate: use prices of spot machines", group="Estimates")
-    provider: str = flag("", "estimate: use only offers of runpod, lium or shadeform", group="Estimates")
+    num_gpus: int = flag(0, "estimate: number of GPUs of the pod", group=ESTIMATES, least=1)
+    hours: float | None = flag(None, "estimate: duration of the work, if known", group=ESTIMATES, unit="HOURS")
+    price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group=ESTIMATES, unit="USD")
+    use_spot: bool = flag(False, "estimate: use prices of spot machines", group=ESTIMATES)
+    provider: str = flag("", "estimate: use only offers of runpod, lium or shadeform", group=ESTIMATES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,32 +73,51 @@ def cost(spec: CostFlags) -> None:
             raise UsageError("--estimate is about planned work, a run name or --month about past costs; give only one")
         if spec.accuracy:
             raise UsageError("--estimate is about planned work, --accuracy about finished runs; give only one")
+        if others := _flags_of_packs(spec, of_estimates=False):
+            raise UsageError(f"--estimate is about planned work, --{others[0]} about past runs; give only one")
         show_estimate(spec, spec.json)
         return
     typed = [one.spelling for one in flags_of(EstimateFlags) if getattr(spec, one.name)]
-    if typed := [*typed, *(name for one in spec.added for name in nondefault_flags(one))]:
+    if typed := [*typed, *_flags_of_packs(spec, of_estimates=True)]:
         raise UsageError(f"--{typed[0]} needs --estimate")
     run, month = spec.run, spec.month
     if spec.accuracy and month:
         raise UsageError("--accuracy compares runs, not months. Leave out --month, or give the name of a run")
     settings = context.settings()
     with open_journal(settings) as journal:
+        views = cost_views.installed()
+        if shown := next(filter(None, (one.of_flags(spec, journal, settings) for one in views.values())), None):
+            print_json(shown.document) if spec.json else print(render.clean(shown.text))
+            return
         if spec.accuracy:
             accuracy.show(journal, settings, run, spec.json)
             return
         name = find_run(journal, run).run if run else ""
         with terminal.show_while("asking vendors for bills"):
             found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
+        tables = {}
+        if name and not month:
+            tables = {key: one.of_run(name, journal, settings, not spec.offline) for key, one in views.items()}
     lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
     if spec.json:
-        print_json(ledger_json(lines, in_months, problems))
+        documents = {key: one.document for key, one in tables.items() if one}
+        print_json({**ledger_json(lines, in_months, problems), **documents})
         return
     show_ledger(paid, in_months, month)
+    for table in filter(None, tables.values()):
+        print(f"\n{render.clean(table.text)}")
     if len(paid) < len(lines):
         render.say(f"{render.count(len(lines) - len(paid), 'pod')} without cost not shown")
     for problem in problems:
         render.say(render.clean(problem))
+
+
+def _flags_of_packs(spec: CostFlags, of_estimates: bool) -> list[str]:
+    """Return the given flags of packs that describe the work of an estimate, or the other given flags of packs."""
+    given = {name for record in spec.added for name in nondefault_flags(record)}
+    known = [one for record in spec.added for one in flags_of(type(record)) if one.spelling in given]
+    return [one.spelling for one in known if (one.group == ESTIMATES) is of_estimates]
 
 
 def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:

@@ -1,0 +1,149 @@
+"""The tables of `inv cost`: the parts of a run's time and cost, and the comparison of runs, vendors and hosts."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.reading.cost_views import CostPart, CostTable, CostView
+from infra.errors import UsageError
+from infra.flags import Typed, nondefault_flags
+from infra.ledger.journal import Journal
+from infra.ledger.op import PLANNED
+from infra.runs import run_rows
+from infra.settings import Settings
+from infra.units import cents, count
+from packs.bill.control.bill import Bill, together
+from packs.bill.control.flags import COMPARISONS, BillFlags
+from packs.bill.control.pod_time import PARTS, STEPS
+from packs.bill.control.sources import bill_of_run
+from scripts.cli import render
+from scripts.cli.render import columns
+from store import terminal
+
+NAMES = {
+    "wait": "waiting for the vendor",
+    "boot": "boot",
+    "checks": "checks",
+    "sync": "sending code and inputs",
+    "environment": "environment",
+    "data": "data",
+    "compile": "compilation",
+    "steps": "training steps",
+    "evaluation": "evaluation",
+    "saves": "saves",
+    "idle": "idle",
+    "upload": "uploads",
+    "deletion": "deletion",
+    "unexplained": "without a record",
+}
+MOST_RUNS = 30  # newest runs in a comparison
+LARGEST = 3  # parts besides the steps, in a comparison
+BAR = 20
+SMALL = 10_000_000  # micro-USD; smaller costs are shown with more digits
+
+
+class BillView(CostView):
+    """The parts of the time and the cost."""
+
+    def of_flags(self, spec: Typed, journal: Journal, settings: Settings) -> CostTable | None:
+        """Return the comparison requested by --compare. Raises UsageError."""
+        by = spec.added_record(BillFlags).compare
+        if not by:
+            return None
+        if by not in COMPARISONS:
+            raise UsageError(f"--compare {by}: expected one of {', '.join(COMPARISONS)}")
+        if others := [one for one in nondefault_flags(spec) if one not in ("compare", "json", "offline")]:
+            raise UsageError(
+                f"--compare is about all runs. Leave out {'the run' if others[0] == 'run' else f'--{others[0]}'}"
+            )
+        rows = [op for op in journal.ops() if op.state != PLANNED and not op.service]
+        runs = list(dict.fromkeys(run_rows.run_of(op) for op in reversed(rows)))[:MOST_RUNS]
+        with terminal.show_while("reading the records of runs"):
+            bills = [
+                bill_of_run(run, journal, settings, render.tell, asks=not nondefault_flags(spec).get("offline"))
+                for run in runs
+            ]
+        return compared(by, [one for one in bills if one.total_s])
+
+    def of_run(self, run: str, journal: Journal, settings: Settings, asks: bool) -> CostTable | None:
+        """Return the table of a run; None for a run without a request."""
+        bill = bill_of_run(run, journal, settings, render.tell, asks)
+        if not bill.total_s:
+            return None
+        return CostTable(
+            text=text_of(bill), document=document_of(bill), parts=parts_of(bill), caption=overhead_of(bill)
+        )
+
+
+def parts_of(bill: Bill) -> list[CostPart]:
+    """Return each part with time."""
+    return [
+        CostPart(NAMES[one], bill.seconds[one], bill.micro_usd.get(one, 0)) for one in PARTS if bill.seconds.get(one)
+    ]
+
+
+def text_of(bill: Bill) -> str:
+    """Return the table of a run."""
+    rows: list[tuple[str, ...]] = [("part of the time", "seconds", "share", "USD", "")]
+    longest_s = max(bill.seconds.values())
+    for one in parts_of(bill):
+        bar, share = "#" * round(BAR * one.seconds / longest_s), f"{100 * one.seconds / bill.total_s:.1f} %"
+        rows.append((one.name, f"{one.seconds:,.1f}", share, _usd(one.micro_usd, bill), bar))
+    rows.append(("in all", f"{bill.total_s:,.1f}", "100 %", _usd(bill.cost, bill), ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = [1, 2, 3] if bill.cost else [1, 2]
+    aligned = [(row[0], *(row[at].rjust(widths[at]) for at in shown), row[4]) for row in rows]
+    return f"{columns(aligned, least=(len(shown) + 1,))}\n{terminal.wrap_text(overhead_of(bill), sys.stdout)}"
+
+
+def overhead_of(bill: Bill) -> str:
+    """Return the overhead of a run in words."""
+    pods, steps = count(bill.pods, "pod"), bill.micro_usd.get(STEPS, 0)
+    open_end = "" if bill.is_over else "; the run is not over"
+    if bill.tax is None:
+        return f"no training step has run on {pods}{open_end}"
+    paid = f", {_usd(bill.cost, bill)} USD for {_usd(steps, bill)} USD of steps" if bill.cost else ""
+    return f"each second of training steps took {bill.tax:.2f} seconds on {pods}{paid}{open_end}"
+
+
+def _usd(micro_usd: int, bill: Bill) -> str:
+    """Return a part of a cost, rounded to the nearest unit, so that the parts add up."""
+    return f"{micro_usd / 1e6:,.{4 if bill.cost < SMALL else 2}f}"
+
+
+def document_of(bill: Bill) -> dict[str, Any]:
+    """Return a bill as JSON: seconds by part, and amounts as decimal strings in US dollars."""
+    return {
+        "run": bill.run,
+        "vendors": list(bill.vendors),
+        "hosts": list(bill.hosts),
+        "pods": bill.pods,
+        "seconds": {part: round(bill.seconds.get(part, 0.0), 3) for part in PARTS},
+        "usd": {part: render.usd(bill.micro_usd.get(part, 0)) for part in PARTS},
+        "total_s": round(bill.total_s, 3),
+        "total_usd": render.usd(bill.cost),
+        "wall_s": round(bill.wall_s, 3),
+        "overhead": None if bill.tax is None else round(bill.tax, 4),
+        "is_over": bill.is_over,
+    }
+
+
+def compared(by: str, bills: Sequence[Bill]) -> CostTable:
+    """Return a row for each run, vendor or set of hosts, the least overhead first."""
+    groups: dict[str, list[Bill]] = {}
+    for one in bills:
+        names: Mapping[str, Sequence[str]] = {"runs": (one.run,), "vendors": one.vendors, "hosts": one.hosts}
+        groups.setdefault(" + ".join(names[by]), []).append(one)
+    sums = sorted((together(name, each) for name, each in groups.items()), key=lambda one: one.tax or float("inf"))
+    rows: list[tuple[str, ...]] = [(by.removesuffix("s"), "runs", "time", "USD", "overhead", "largest other parts")]
+    for one in sums:
+        others = sorted(
+            (part for part in PARTS if part != STEPS and one.seconds.get(part)), key=lambda part: one.seconds[part]
+        )
+        largest = ", ".join(f"{part} {100 * one.seconds[part] / one.total_s:.0f} %" for part in others[::-1][:LARGEST])
+        tax = "no steps" if one.tax is None else f"{one.tax:.2f}"
+        time = render.duration(one.total_s)
+        rows.append((one.run, str(len(groups[one.run])), time, cents(one.cost), tax, largest))
+    text = columns(rows, least=(1, 3)) if bills else "no run has used a machine yet"
+    more = "\noverhead: seconds in all for each second of training steps" if bills else ""
+    return CostTable(text=text + more, document={by: [document_of(one) for one in sums]})

@@ -1,0 +1,130 @@
+"""The bill of a run: seconds and money by part, over all pods of the run. Pure.
+
+    spans and cost of each pod -> bill_of -> Bill -> table, JSON, page
+
+Seconds count on the clock of the vendor, which runs faster than ours in a rehearsal. The time between a lost pod and
+the request for the next pod is a wait without cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from packs.bill.control.pod_time import PARTS, STEPS, UNEXPLAINED, WAIT, Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodBill:
+    """The spans of a pod, with the cost of the pod."""
+
+    pod_id: str = ""
+    vendor: str
+    host: str
+    spans: Sequence[Span]
+    micro_usd: int = 0
+    micro_usd_per_hour: int = 0
+    """Rate on the clock of the vendor."""
+    billed_from: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """Seconds and micro-USD by part; both sum up to the time and the cost of the run."""
+
+    run: str
+    vendors: tuple[str, ...]
+    hosts: tuple[str, ...]
+    pods: int
+    seconds: Mapping[str, float]
+    micro_usd: Mapping[str, int]
+    wall_s: float
+    """Seconds from the first request to the last end. Pods at the same time make the sum of the seconds longer."""
+    is_over: bool = True
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def cost(self) -> int:
+        return sum(self.micro_usd.values())
+
+    @property
+    def tax(self) -> float | None:
+        """Return the whole time divided by the time of the steps; None without steps."""
+        steps_s = self.seconds.get(STEPS, 0.0)
+        return self.total_s / steps_s if steps_s else None
+
+    @property
+    def unexplained(self) -> float:
+        """Return the share of the time without an explanation."""
+        return self.seconds.get(UNEXPLAINED, 0.0) / self.total_s if self.total_s else 0.0
+
+
+def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool = True) -> Bill:
+    """Return the bill of the pods of a run. `scale`: speed of the vendor's clock."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    costs = dict.fromkeys(PARTS, 0.0)
+    for pod in pods:
+        for part, amount in cost_of(pod, scale).items():
+            costs[part] += amount
+        for span in pod.spans:
+            seconds[span.part] += span.seconds
+    lives = sorted((pod.spans[0].begin, pod.spans[-1].end) for pod in pods if pod.spans)
+    gaps_s, end = 0.0, lives[0][0] if lives else 0.0
+    for begin, until in lives:
+        gaps_s += max(0.0, begin - end)
+        end = max(end, until)
+    seconds[WAIT] += gaps_s
+    return Bill(
+        run=run,
+        vendors=tuple(sorted({pod.vendor for pod in pods})),
+        hosts=tuple(sorted({pod.host for pod in pods})),
+        pods=len(pods),
+        seconds={part: one * scale for part, one in seconds.items() if one},
+        micro_usd=whole(costs, sum(pod.micro_usd for pod in pods if pod.spans)),
+        wall_s=(end - lives[0][0]) * scale if lives else 0.0,
+        is_over=is_over,
+    )
+
+
+def cost_of(pod: PodBill, scale: float) -> dict[str, float]:
+    """Return the cost of a pod by part, in micro-USD: the vendor bills from a moment on, at the rate of the pod.
+
+    A smaller bill ends before the pod. A larger bill, in whole billing units, spreads evenly over the billed time.
+    """
+    found: dict[str, float] = {}
+    if not pod.spans or not pod.micro_usd:
+        return found
+    first, last = pod.spans[0].begin, pod.spans[-1].end
+    begin = min(max(pod.billed_from, first), last)
+    rate = pod.micro_usd_per_hour * scale / 3600
+    end = min(last, begin + pod.micro_usd / rate) if rate else last
+    for span in pod.spans:
+        billed_s = min(span.end, end) - max(span.begin, begin)
+        share = billed_s / (end - begin) if end > begin else float(span is pod.spans[-1])
+        if share > 0:
+            found[span.part] = found.get(span.part, 0.0) + pod.micro_usd * share
+    return found
+
+
+def whole(costs: Mapping[str, float], total: int) -> dict[str, int]:
+    """Return the costs as whole micro-USD with exactly this sum: the largest fractions are rounded up."""
+    found = {part: int(one) for part, one in costs.items() if one}
+    by_fraction = sorted(found, key=lambda part: found[part] - costs[part])
+    for part in by_fraction[: max(0, total - sum(found.values()))]:
+        found[part] += 1
+    return found
+
+
+def together(name: str, bills: Sequence[Bill]) -> Bill:
+    """Return several bills as one."""
+    return Bill(
+        run=name,
+        vendors=tuple(sorted({one for bill in bills for one in bill.vendors})),
+        hosts=tuple(sorted({one for bill in bills for one in bill.hosts})),
+        pods=sum(one.pods for one in bills),
+        seconds={part: sum(one.seconds.get(part, 0.0) for one in bills) for part in PARTS},
+        micro_usd={part: sum(one.micro_usd.get(part, 0) for one in bills) for part in PARTS},
+        wall_s=sum(one.wall_s for one in bills),
+        is_over=all(one.is_over for one in bills),
+    )

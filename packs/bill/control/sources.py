@@ -1,0 +1,177 @@
+"""The records behind a bill: events of the journal, timelines of pods, and bills of vendors.
+
+run name -> rows and events of the journal, logs on this machine, on the pod or in the store -> Bill
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.reading import logs
+from infra.agent.job import Job, PodFolder, earlier_part
+from infra.agent.limits import read_clocks
+from infra.errors import SlipwayError
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.ledger.op import PLANNED, Op
+from infra.runs import run_rows
+from infra.runs.observation import folder_of
+from infra.runs.run_home import RunHome
+from infra.runs.sync import fetched_files
+from infra.runs.timing import Say
+from infra.settings import Settings
+from packs.bill.control.bill import Bill, PodBill, bill_of
+from packs.bill.control.pod_time import (
+    DATA,
+    ENVIRONMENT,
+    ENVIRONMENT_STEP,
+    EVALUATION,
+    STEPS,
+    Moment,
+    PodRecords,
+    of_first_node,
+    read_lines,
+    spans_of,
+)
+from store import untrusted_input
+
+ENDS = ("gone", "absent", "refused", "unsent")  # events after which a row has ended
+TIMELINE = "timeline"  # `infra.agent.execution.timeline`
+PROGRAMS = {  # by the first words of a step
+    ("-m", "data"): DATA,
+    ("-m", "store.uploader"): DATA,
+    ("-m", "trainer", "import"): DATA,
+    ("-m", "trainer", "eval"): EVALUATION,
+    ("-m", "trainer"): ENVIRONMENT,  # until the trainer reports parts
+}
+
+
+def bill_of_run(run: str, journal: Journal, settings: Settings, tell: Say, asks: bool = True) -> Bill:
+    """Return the bill of a run. `asks`: query live pods and stores for timelines that are missing on this machine."""
+    rows = [op for op in journal.ops() if run in (op.run, run_rows.run_of(op)) and op.state != PLANNED]
+    pods = pods_of(rows, journal, settings, tell, asks)
+    return bill_of(run, pods, settings.clock_scale, not any(op.is_live for op in rows))
+
+
+def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say, asks: bool) -> list[PodBill]:
+    """Return the spans and the cost of each pod of a run, node 0 first."""
+    now, scale, problems = read_clocks(), settings.clock_scale, list[str]()
+    costs = {one.token: one for one in spend.ledger(rows, journal.reported_costs("vendor"), now, clock_scale=scale)}
+    moments, found, first_nodes = moments_of(rows, journal), list[PodBill](), list[PodBill]()
+    for op in sorted(rows, key=lambda row: row.rank):
+        events, cost = moments[op.token], costs.get(op.token)
+        billed_from = events[0].at + spend.billed_from(op) - (op.intent_at if op.sent_at is None else op.sent_at)
+        billed = cost.billed_micro_usd if cost and not op.is_live else None
+        records = PodRecords(
+            moments=events,
+            until=max(now.wall_s, events[-1].at) if op.is_live else _ended_at(events),
+            billed_from=billed_from,
+            billed_until=math.inf if billed is None or not op.rate else billed_from + billed * 3600 / op.rate / scale,
+            lines=lines_of(op, journal, settings, problems.append, asks),
+            kinds=kinds_of(op),
+            is_held=_kind_of(op) == "hold",
+        )
+        spans = spans_of(records)
+        for one in first_nodes if op.rank else ():
+            if one.spans[0].begin < spans[-1].end and spans[0].begin < one.spans[-1].end:
+                spans = of_first_node(spans, one.spans)
+        pod = PodBill(
+            pod_id=op.remote_id or "",
+            vendor=op.vendor,
+            host=op.place or " ".join(filter(None, (op.vendor, op.read_request().gpu))),
+            spans=spans,
+            micro_usd=cost.micro_usd if cost else 0,
+            micro_usd_per_hour=op.rate,
+            billed_from=billed_from,
+        )
+        found.append(pod)
+        first_nodes += [pod] if not op.rank and spans else []
+    for words in dict.fromkeys(problems):
+        tell(words)
+    return found
+
+
+def moments_of(rows: Sequence[Op], journal: Journal) -> dict[str, list[Moment]]:
+    """Return the events of each row. Intervals come from the clock of the boot, which a user cannot set."""
+    tokens = {op.token for op in rows}
+    sql = "SELECT token, event, facts, at, boot_id, boottime_ms FROM events ORDER BY id"
+    found = [one for one in journal.read(sql) if one[0] in tokens]
+    clocks: dict[str, list[tuple[int, float]]] = {}
+    for *_, at, boot, ms in found:
+        clocks.setdefault(boot, []).append((at, ms / 1000))
+    offsets = {boot: _offset(each) for boot, each in clocks.items()}
+    moments: dict[str, list[Moment]] = {}
+    for token, event, facts, _, boot, ms in found:
+        moments.setdefault(token, []).append(Moment(ms / 1000 + offsets[boot], event, json.loads(facts)))
+    return {token: _from_request(events) for token, events in moments.items()}
+
+
+def _offset(clocks: Sequence[tuple[int, float]]) -> float:
+    """Return the seconds between the clock of a boot and UTC, from wall clocks in whole seconds."""
+    least, most = max(at - boot_s for at, boot_s in clocks), min(at + 1 - boot_s for at, boot_s in clocks)
+    if least <= most:
+        return (least + most) / 2
+    middle = sorted(at - boot_s for at, boot_s in clocks)[len(clocks) // 2]  # the wall clock was set
+    return middle + 0.5
+
+
+def _from_request(events: list[Moment]) -> list[Moment]:
+    begin = next((number for number, one in enumerate(events) if one.event == "sending"), 0)
+    return events[begin:]
+
+
+def _ended_at(events: Sequence[Moment]) -> float:
+    return next((one.at for one in reversed(events) if one.event in ENDS), events[-1].at)
+
+
+def kinds_of(op: Op) -> dict[str, str]:
+    """Return the part of each step by the program of the step; a program of the user counts as STEPS."""
+    found, job = {ENVIRONMENT_STEP: ENVIRONMENT}, _job_of(op)
+    for step in job.steps if job else ():
+        known = (part for words, part in PROGRAMS.items() if tuple(step.words[: len(words)]) == words)
+        found[step.name] = next(known, STEPS)
+    return found
+
+
+def _job_of(op: Op) -> Job | None:
+    with contextlib.suppress(SlipwayError):
+        return op.read_job() if op.job else None
+    return None
+
+
+def _kind_of(op: Op) -> str:
+    job = _job_of(op)
+    return job.kind if job else ""
+
+
+def lines_of(op: Op, journal: Journal, settings: Settings, tell: Say, asks: bool) -> list[Mapping[str, Any]]:
+    """Return the timeline of the pod of a row: from this machine, else from the live pod or the store."""
+    home = RunHome.for_run(op.run, settings.homes)
+    if op.address and "://" not in op.address:  # a folder of this machine
+        return _read(folder_of(op), op.token)
+    if asks and op.is_live and op.address:
+        try:
+            logs.fetch(op, journal, settings, tell)
+        except SlipwayError as error:
+            tell(f"{op.run}: {error}")
+    found = _read(home.pod, op.token)
+    if not found and asks and op.address:
+        logs.fetch_from_store(op, settings, tell)
+        found = _read(home.pod, op.token)
+    return found
+
+
+def _read(pod: PodFolder, token: str) -> list[Mapping[str, Any]]:
+    path = pod.log(TIMELINE)
+    return read_lines(one for file in (earlier_part(path), path) for one in _lines(pod.root, file, token))
+
+
+def _lines(root: Path, path: Path, token: str) -> Iterator[Mapping[str, Any]]:
+    with contextlib.suppress(FileNotFoundError):
+        for line in fetched_files.content(root, path.relative_to(root).as_posix()).splitlines():
+            with contextlib.suppress(untrusted_input.UnusableDocument):
+                if token.encode() in line and (said := untrusted_input.mapping(line)).get("token") == token:
+                    yield said

@@ -1,0 +1,336 @@
+"""The bill of a run: from records to parts, without gaps, and with the cost of the ledger."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.agent.job import Job, Step
+from infra.agent.limits import read_clocks
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.runs.run_home import RunHome
+from infra.settings import Settings
+from packs.bill.commands import tables
+from packs.bill.control import sources
+from packs.bill.control.bill import Bill, PodBill, bill_of, cost_of, together
+from packs.bill.control.flags import BillFlags
+from packs.bill.control.pod_time import (
+    PARTS,
+    Moment,
+    PodRecords,
+    Span,
+    of_first_node,
+    paint,
+    read_lines,
+    spans_of,
+)
+from scripts.market import cost as cost_command
+from tests.seeds import examples
+from tests.world import ROOT
+
+T = 1_800_000_000.0  # start of all examples
+KINDS = {"environment": "environment", "tokens": "data", "sft": "environment"}
+START = [(0, "sending", {}), (2, "created", {"address": None}), (30, "note", {"address": "x"})]
+CHECKED, ARMED = (40, "note", {"last_seen_at": 1}), (55, "armed", {})
+
+
+def moments(*events):
+    return [Moment(T + at, event, facts) for at, event, facts in events]
+
+
+def line(at, boot_s=500.0, wrong_s=0.0, **facts):
+    """Return a line `at` seconds after the start, of a machine that booted earlier and whose clock is wrong."""
+    return {"at": T + at + wrong_s, "clock_s": at + boot_s, "token": "t", **facts}
+
+
+def work(wrong_s=0.0):
+    """Return the lines of a whole run."""
+    said = [
+        (54, {"agent": "starting"}),
+        (55, {"step": "environment", "state": "running"}),
+        (65, {"step": "environment", "state": "done"}),
+        (66, {"step": "tokens", "state": "running"}),
+        (76, {"step": "tokens", "state": "done"}),
+        (76, {"step": "sft", "state": "running"}),
+        (86, {"step": "sft", "part": "data"}),
+        (90, {"step": "sft", "part": "steps"}),
+        (100, {"step": "sft", "part": "compile", "took_s": 8}),
+        (100, {"step": "sft", "part": "data", "took_s": 1}),
+        (120, {"step": "sft", "part": "saves", "took_s": 2}),
+        *((at, {}) for at in (130, 140, 150)),
+        (160, {"step": "sft", "part": "saves"}),
+        (162, {"step": "sft", "part": "evaluation"}),
+        (165, {"step": "sft", "part": "upload"}),
+        (168, {"step": "sft", "state": "done"}),
+        (175, {"agent": "succeeded"}),
+    ]
+    return [line(at, wrong_s=wrong_s, **facts) for at, facts in said]
+
+
+def seconds_of(spans):
+    return {part: round(sum(one.seconds for one in spans if one.part == part), 6) for part in {s.part for s in spans}}
+
+
+def whole(lines, *events, until=200, **more):
+    events = events or (ARMED, (190, "end", {}), (200, "gone", {}))
+    return spans_of(
+        PodRecords(
+            moments=moments(*START, CHECKED, *events),
+            until=T + until,
+            billed_from=T,
+            lines=read_lines(lines),
+            kinds=KINDS,
+            **more,
+        )
+    )
+
+
+WHOLE = {
+    **{"wait": 2, "boot": 28, "checks": 10, "sync": 14, "environment": 21, "data": 15, "compile": 8, "steps": 59},
+    **{"saves": 4, "evaluation": 3, "upload": 10, "idle": 16, "deletion": 10},
+}
+
+
+def test_each_second_of_a_whole_run_has_its_part():
+    assert seconds_of(whole(work())) == WHOLE
+    assert sum(WHOLE.values()) == 200
+
+
+@pytest.mark.parametrize("wrong_s", [-3600.0, 0.4, 86400.0])
+def test_wrong_time_of_day_on_the_pod_moves_no_second_to_another_part(wrong_s):
+    found = seconds_of(whole(work(wrong_s)))
+    assert found.keys() == WHOLE.keys() and sum(found.values()) == pytest.approx(200)
+    inner = WHOLE.keys() - {"sync", "idle", "deletion"}  # parts between two lines of the pod
+    assert {part: found[part] for part in inner} == {part: WHOLE[part] for part in inner}
+
+
+def test_time_of_day_set_during_the_run_moves_no_second_to_another_part():
+    lines = work()
+    set_back = [{**one, "at": one["at"] - 7200} if at > len(lines) * 0.6 else one for at, one in enumerate(lines)]
+    assert seconds_of(whole(set_back)) == WHOLE
+
+
+def test_lost_pod_keeps_its_last_part_up_to_the_loss_and_is_idle_after_a_long_silence():
+    lines = [one for one in work() if one["clock_s"] < 500 + 121]  # the last line is 120 s after the request
+    assert seconds_of(whole(lines, ARMED, (130, "gone", {}), until=130))["steps"] == 29
+    found = seconds_of(whole(lines, ARMED, (400, "gone", {}), until=400))
+    assert (found["steps"], found["idle"]) == (29, 271)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([(0, "sending", {}), (9, "refused", {})], {"wait": 9}),
+        ([(0, "sending", {}), (2, "created", {}), (50, "end", {}), (60, "gone", {})],
+         {"wait": 2, "boot": 48, "deletion": 10}),
+        ([*START, (70, "end", {}), (80, "gone", {})], {"wait": 2, "boot": 28, "sync": 40, "deletion": 10}),
+        ([*START, ARMED, (70, "end", {}), (80, "gone", {})],
+         {"wait": 2, "boot": 28, "sync": 35, "unexplained": 5, "deletion": 10}),
+    ],
+    ids=["refused", "never booted", "no hand-over", "no timeline"],
+)  # fmt: skip
+def test_pod_that_never_worked_has_parts_too(events, expected):
+    found = spans_of(PodRecords(moments=moments(*events), until=T + events[-1][0], billed_from=T))
+    assert seconds_of(found) == expected
+
+
+def test_held_pod_without_work_is_idle():
+    assert seconds_of(whole([], is_held=True))["idle"] == 125
+
+
+def test_later_start_of_billing_is_the_end_of_the_wait_for_the_vendor():
+    pod = PodRecords(moments=moments(*START, (60, "gone", {})), until=T + 60, billed_from=T + 20)
+    assert seconds_of(spans_of(pod)) == {"wait": 20, "boot": 10, "sync": 30}
+
+
+def test_saves_after_a_request_to_end_are_no_deletion():
+    found = seconds_of(whole(work(), ARMED, (158, "end", {}), (200, "gone", {})))
+    assert found["saves"] == 4 and found["deletion"] == 25
+
+
+def test_time_in_the_queue_of_a_cluster_is_a_wait_also_without_signs_of_life():
+    queued = [line(54, agent="starting"), line(54, step="queue", state="running")]
+    later = [line(150, agent="starting"), line(151, step="environment", state="running")]
+    found = seconds_of(whole([*queued, *later], ARMED, (160, "end", {}), (170, "gone", {}), until=170))
+    assert found["wait"] == 2 + 96 and found["environment"] == 10 and "idle" not in found
+
+
+def test_further_node_takes_the_parts_of_the_first_node():
+    first = [Span(0, 10, "environment", "sft"), Span(10, 50, "steps", "sft"), Span(50, 60, "saves", "sft")]
+    other = [Span(-5, 0, "sync"), Span(0, 70, "environment", "sft"), Span(70, 80, "deletion")]
+    assert seconds_of(of_first_node(other, first)) == {
+        **{"sync": 5, "environment": 10, "steps": 40, "saves": 10, "idle": 10, "deletion": 10}
+    }
+
+
+def test_lines_of_a_hostile_pod_are_skipped():
+    good = line(60, agent="starting")
+    bad = [
+        {**good, "at": "now"},
+        {**good, "clock_s": float("inf")},
+        {**good, "agent": 1},
+        {**good, "clock_s": -1.0},
+        line(61, step="sft"),
+        line(61, step="sft", part="deletion"),
+        line(61, step="sft", part="saves", took_s=-5.0),
+    ]
+    assert read_lines([*bad, good]) == [good]
+
+
+# Properties.
+
+TIMES = st.floats(0, 300, allow_nan=False)
+LINES = st.lists(
+    st.tuples(
+        TIMES,
+        st.sampled_from(
+            [
+                *({"agent": one} for one in ("starting", "succeeded", "failed")),
+                *({"step": step, "state": state} for step in KINDS for state in ("running", "done", "reused")),
+                *({"step": "sft", "part": part} for part in ("data", "steps", "saves", "upload")),
+                *({"step": "sft", "part": part, "took_s": 7.0} for part in ("compile", "evaluation", "saves")),
+                {},
+            ]
+        ),
+        st.sampled_from([0.0, 0.0, 0.0, -3600.0]),  # now and then, a clock that was set
+    ),
+    max_size=25,
+)
+ENDS = st.sampled_from([[], [(200, "end", {}), (230, "gone", {})], [(230, "gone", {})], [(150, "detach", {})]])
+
+
+@given(LINES, ENDS, st.integers(1, len(START) + 3), st.floats(0, 60))
+@settings(max_examples=examples(60, 1000), deadline=None)
+def test_spans_follow_each_other_from_the_request_to_the_end(said, ends, begun, billed):
+    events = [*[*START, CHECKED, ARMED][:begun], *ends]
+    said = sorted(said, key=lambda one: one[0])
+    lines = [line(at, wrong_s=wrong_s, **facts) for at, facts, wrong_s in said]
+    pod = PodRecords(
+        moments=moments(*events), until=T + 230, billed_from=T + billed, lines=read_lines(lines), kinds=KINDS
+    )
+    spans = spans_of(pod)
+    assert spans[0].begin == T and spans[-1].end == pytest.approx(T + 230)
+    for one, following in zip(spans, spans[1:], strict=False):
+        assert one.seconds > 0 and following.begin == pytest.approx(one.end, abs=1e-6)
+    assert {one.part for one in spans} <= set(PARTS)
+
+
+SPANS = st.lists(st.tuples(st.floats(0.01, 50), st.sampled_from(PARTS)), min_size=1, max_size=12)
+
+
+@given(SPANS, st.lists(st.tuples(st.floats(0, 400), st.floats(0, 30)), max_size=10))
+@settings(max_examples=examples(60, 1000), deadline=None)
+def test_painted_spans_cover_the_same_time_once(lengths, extra):
+    base, at = [], 0.0
+    for length, part in lengths:
+        base.append(Span(at, at + length, part, "sft"))
+        at += length
+    found = paint(base, [Span(end - took, end, "saves", "sft") for end, took in extra])
+    assert sum(one.seconds for one in found) == pytest.approx(at)
+    assert all(a.end == pytest.approx(b.begin) for a, b in zip(found, found[1:], strict=False))
+
+
+@given(
+    st.lists(st.tuples(SPANS, st.integers(0, 10**7), st.integers(0, 10**7), st.floats(0, 40)), min_size=1, max_size=4),
+    st.sampled_from([1.0, 60.0]),
+)
+@settings(max_examples=examples(60, 1000), deadline=None)
+def test_bill_adds_up_to_the_time_and_to_the_ledger(pods, scale):
+    made, at = [], T
+    for lengths, cost, rate, billed in pods:
+        spans = []
+        for length, part in lengths:
+            spans.append(Span(at, at + length, part))
+            at += length
+        made.append(
+            PodBill(
+                **{"vendor": "lium", "host": "h", "spans": spans, "micro_usd": cost, "micro_usd_per_hour": rate},
+                billed_from=spans[0].begin + billed,
+            )
+        )
+        at += 5  # until the next pod
+    bill = bill_of("otter", made, scale)
+    assert bill.total_s == pytest.approx(bill.wall_s) == pytest.approx((at - 5 - T) * scale)
+    assert bill.cost == sum(one.micro_usd for one in made)
+    assert sum(cost_of(made[0], scale).values()) == pytest.approx(made[0].micro_usd)
+
+
+# The tables.
+
+BILL = Bill(
+    run="otter",
+    vendors=("lium",),
+    hosts=("lium RTX 4090",),
+    pods=2,
+    seconds={"boot": 60.0, "steps": 120.0, "deletion": 20.0},
+    micro_usd={"boot": 100_000, "steps": 200_000},
+    wall_s=200.0,
+)
+
+
+def test_table_of_a_run_shows_each_part_and_the_overhead():
+    text = tables.text_of(BILL)
+    assert [row.split()[0] for row in text.splitlines()] == ["part", "boot", "training", "deletion", "in", "each"]
+    assert "each second of training steps took 1.67 seconds on 2 pods, 0.3000 USD for 0.2000 USD of steps" in text
+    assert tables.document_of(BILL)["usd"]["steps"] == "0.20"
+
+
+def test_comparison_lists_the_least_overhead_first():
+    slow = Bill(**{**vars(BILL), "run": "slow", "vendors": ("runpod",), "seconds": {"boot": 500.0, "steps": 100.0}})
+    found = tables.compared("vendors", [slow, BILL, BILL])
+    assert [row.split()[0] for row in found.text.splitlines()[1:3]] == ["lium", "runpod"]
+    assert found.document["vendors"][0]["total_s"] == together("lium", [BILL, BILL]).total_s == 400
+
+
+def test_table_of_a_run_comes_from_the_journal_and_the_copied_timeline(tmp_path):
+    environ = {
+        "SLIPWAY_STATE_FILE": f"{tmp_path}/state/journal.db",
+        "HOME": str(tmp_path),
+        "SLIPWAY_PODS": f"{tmp_path}/pods",
+    }
+    found = Settings.load(ROOT, environ=environ)
+    with Journal.open(found.state_file) as journal:
+        job = Job("otter", "", (Step("sft", ("-m", "trainer", "sft")),))
+        op = journal.plan(token="sw1-a", run="otter", vendor="lium", rate=36 * 10**9, job=job.to_json())
+        op = journal.advance(journal.advance(op, "sending"), "created", remote_id="pod-1")
+        op = journal.advance(journal.note(op, address="ssh://root@10.0.0.1:22/pod"), "armed")
+        clocks = read_clocks()
+        states = [{"agent": "starting"}, {"step": "sft", "state": "running"}, {"step": "sft", "part": "steps"}]
+        lines = [{"at": clocks.wall_s, "clock_s": clocks.boot_s, "token": "sw1-a", **one} for one in states]
+        log = RunHome.for_run("otter", found.homes).pod.log("timeline")
+        log.parent.mkdir(parents=True)
+        log.write_text("".join(f"{json.dumps(one)}\n" for one in [*lines, {"token": "sw1-a"}]) + "torn")
+        op = journal.advance(journal.advance(op, "end", reason="x"), "gone")
+        journal.record_cost("sw1-a", "vendor", 123_457_000)
+        table = tables.BillView().of_run("otter", journal, found, asks=False)
+        assert table is not None
+        assert sum(part.micro_usd for part in table.parts) == 123_457_000
+        assert "without a record" not in {part.name for part in table.parts}
+        assert table.document["pods"] == 1 and table.document["is_over"]
+        assert tables.BillView().of_run("heron", journal, found, asks=False) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "by", "expected"),
+    [
+        ({"run": "otter"}, "runs", "Leave out the run"),
+        ({"accuracy": True}, "runs", "Leave out --accuracy"),
+        ({}, "moons", "expected one of runs, vendors, hosts"),
+        ({"estimate": True}, "runs", "--compare about past runs"),
+    ],
+)
+def test_comparison_is_never_ignored(tmp_path, monkeypatch, spec, by, expected):
+    monkeypatch.setenv("SLIPWAY_STATE_FILE", f"{tmp_path}/state/journal.db")
+    asked = cost_command.CostFlags(**spec, added=(BillFlags(compare=by),))
+    with pytest.raises(UsageError, match=expected):
+        cost_command.cost.work(asked)
+
+
+def test_events_lie_on_the_clock_of_the_boot_also_after_the_time_was_set():
+    boot_s = [100.0 + step * 0.4 for step in range(20)]
+    right = [(int(T + one), one) for one in boot_s]
+    assert sources._offset(right) == pytest.approx(T, abs=0.5)
+    set_back = [(int(T + one - (3600 if at > 14 else 0)), one) for at, one in enumerate(boot_s)]
+    assert sources._offset(set_back) == pytest.approx(T, abs=1)
