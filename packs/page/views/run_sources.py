@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.models.find_model import find_model
-from flows.reading import measures, run_figures, spending, timeline
+from flows.reading import cost_views, measures, run_figures, spending, timeline
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, JournalVersion
@@ -237,7 +237,10 @@ def marks_of(
 def over_time(
     context: PageContext, source: FigureSource, journal: Journal, version: JournalVersion, view: PodView | None
 ) -> dict[str, Any]:
-    """Return the cost in US dollars and the used GB of the fullest GPU, over minutes; {} without a pod."""
+    """Return the cost in US dollars and the used GB of the fullest GPU, over minutes, and the parts of the time.
+
+    Return {} without a pod.
+    """
     if source.folders or view is None:
         return {}
     age_s = TIMED_HERE_S if view.provider == "local" else TIMED_ELSEWHERE_S
@@ -250,10 +253,19 @@ def over_time(
         places = run_figures.metric_readers(journal.op(source.token), context.settings, context.add_note)
         return run_figures.gpu_memory(list(places), view.clock_scale)
 
+    def parts() -> list[dict[str, Any]]:
+        found = (one.of_run(source.run, journal, context.settings, False) for one in cost_views.installed().values())
+        return [
+            {"rows": [(part.name, part.seconds, dollars(part.micro_usd)) for part in one.parts], "caption": one.caption}
+            for one in found
+            if one
+        ]
+
     spent = context.cached_for_version((version, at), ("cost", source.token), cost)
+    tables = context.cached_for_version((version, at), ("parts", source.token), parts)
     curves = {"cost": spent.curve, "gpu_memory": context.cached_for_version(at, ("memory", source.token), memory)}
     known = {name: _curve(points) for name, points in curves.items() if points}
-    return {"cost_usd": dollars(spent.micro_usd), "curves": known}
+    return {"cost_usd": dollars(spent.micro_usd), "curves": known, "parts": tables}
 
 
 def _curve(points: list[tuple[float, float]]) -> dict[str, list[float]]:

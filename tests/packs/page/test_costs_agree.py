@@ -66,6 +66,8 @@ def test_every_view_shows_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a
 
         over = runs.curves(PageContext(settings), ViewQuery({"runs": "calm-1"}))["over calm-1"]
         assert f"{over['cost_usd']} USD" == in_usd(expected) == "102.60 USD"
+        for table in over["parts"]:  # of a pack
+            assert sum(float(amount) for *_, amount in table["rows"]) == pytest.approx(expected / 1e6)
         minutes, usd = over["curves"]["cost"]["x"], over["curves"]["cost"]["mean"]
         assert usd[-1] == pytest.approx(expected / 1e6)
         assert minutes == pytest.approx([0, 3601 / 60, 120, 180])

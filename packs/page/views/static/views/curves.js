@@ -2,7 +2,7 @@
 
 import { actButton } from "../act.js";
 import { along, Chart, color, legend } from "../chart.js";
-import { ago, card, duration, empty, h, moment, number, put, size, state, table, usd } from "../dom.js";
+import { ago, card, duration, empty, h, moment, number, percent, put, size, state, table, usd } from "../dom.js";
 import { KEPT, Live } from "../live.js";
 import { command, go, route, title } from "../page.js";
 import { bars } from "./runs.js";
@@ -100,7 +100,7 @@ export function open(place, query) {
     if (!names.length) put(below, ["none", about.phase, found.error], () => !found.error && empty(about.phase ? `${about.phase} has told nothing yet.` : "No phase of training belongs to this run."));
     else put(below, [about, found.samples, parts.map((one) => [one.marks, one.facts, one.last]), parts[0]?.mfu_of], () => beneath(about, found.samples, parts));
     const shown = about.chosen.map((one) => [runs.find((other) => other.run === one), found[`over ${one}`]]).filter(([one]) => one?.state);
-    put(about.chosen.length === 1 ? facts : among, shown.map(([one, over]) => [one, over?.cost_usd]), () => (about.chosen.length === 1 ? shown.map(tiles) : shown.length > 0 && beside(shown)));
+    put(about.chosen.length === 1 ? facts : among, shown.map(([one, over]) => [one, over?.cost_usd, over?.parts]), () => (about.chosen.length === 1 ? shown.map(tiles) : shown.length > 0 && beside(shown)));
   };
   const asked = { runs: query.runs ?? "", phase: query.phase ?? "", by: query.by ?? "", since: query.since ?? "", until: query.until ?? "" };
   const live = new Live("curves", asked, (parts) => { found = parts; draw(); });
@@ -131,7 +131,15 @@ function tiles([run, over]) {
   return [
     h("div", { class: "tiles" }, told(run, over).filter(([, value]) => value).map(([words, value]) => h("div", { class: "card" }, h("span", { class: "soft small" }, words), h("b", {}, value)))),
     h("section", { class: "card" }, bars(run.steps), said.map((one) => h("div", { class: "small soft" }, one)), h("div", { class: "small" }, logs && h("a", { href: `#/logs?run=${encodeURIComponent(run.run)}` }, "Logs"), " ", run.is_live || run.state === "waiting" ? actButton("End", { act: "down", name: run.run }, true) : run.state !== "succeeded" && actButton("Resume", { act: "resume", name: run.run }))),
+    ...(over?.parts ?? []).map(parted),
   ];
+}
+
+function parted({ rows, caption }) {
+  const total = rows.reduce((sum, [, seconds]) => sum + seconds, 0), most = Math.max(...rows.map(([, seconds]) => seconds)), isPaid = rows.some(([, , amount]) => Number(amount));
+  const bar = (seconds) => h("div", { class: "bars" }, h("span", {}, h("i", { style: { width: `${(100 * seconds) / most}%` } })));
+  const lines = rows.map(([name, seconds, amount]) => h("li", {}, h("div", { class: "head" }, h("span", {}, name), h("span", { class: "soft small" }, [duration(seconds), percent(seconds / total), isPaid && usd(amount)].filter(Boolean).join(", "))), bar(seconds)));
+  return card("Where the time went", h("ul", { class: "parts" }, lines), h("p", { class: "soft small" }, caption));
 }
 
 function beside(shown) {
