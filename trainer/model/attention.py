@@ -32,6 +32,8 @@ class DocumentBounds:
     ones."""
     longest: int
     """Upper bound of the document length in tokens."""
+    window: int = -1
+    """Number of earlier tokens that a token attends to; -1 = all."""
 
 
 class OwnAttention:
@@ -77,7 +79,7 @@ def attend_packed_documents(q: Tensor, k: Tensor, v: Tensor, documents: Document
         documents.bounds,
         documents.longest,
         documents.longest,
-        window_size=(-1, 0),
+        window_size=(documents.window, 0),
         enable_gqa=heads != k.shape[1],
     )
     assert isinstance(found, Tensor)  # the log-sum-exp is returned only on request

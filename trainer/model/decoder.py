@@ -58,7 +58,8 @@ class Cache(KvCache):
 
     @staticmethod
     def empty(config: ModelConfig, starts: Tensor, capacity: int, dtype: torch.dtype = torch.float32) -> "Cache":
-        shape = (config.num_hidden_layers, len(starts), config.num_key_value_heads, capacity, config.head_dim)
+        layers = config.num_hidden_layers + sum(one.cached_layers(config) for one in hooks.feature_hooks(config))
+        shape = (layers, len(starts), config.num_key_value_heads, capacity, config.head_dim)
         zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
@@ -242,13 +243,36 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
+    """Embedding, blocks and final norm. A pack may extend the class; see `ModelHooks.make_trunk`."""
+
+    is_own_attention = False  # blocks change `Positions.mask`, so only caches that read the mask are supported
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.embed_norm:
             self.embed_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.make_block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.has_embed_norm = config.embed_norm
+
+    def make_block(self, config: ModelConfig, layer: int) -> Block:
+        return Block(config)
+
+    def begin(
+        self, ids: Tensor, at: Positions, cache: KvCache | None, documents: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Any]:
+        """Return the input (B, T, d) of the first layer, and the state of this pass for `enter` and `finish`."""
+        x = self.embed_tokens(ids).to(dtype)
+        return self.embed_norm(x) if self.has_embed_norm else x, None
+
+    def enter(self, layer: int, x: Tensor, at: Positions, state: Any) -> tuple[Tensor, Positions]:
+        """Return the input and the positions of a block, for the output x of the layer before."""
+        return x, at
+
+    def finish(self, x: Tensor, state: Any) -> Tensor:
+        """Return the hidden states for the head, for the output x of the last layer."""
+        return self.norm(x)
 
 
 class Decoder(nn.Module):
@@ -261,7 +285,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
-        self.model = Trunk(config)
+        made = (one.make_trunk(config) for one in hooks.feature_hooks(config))
+        self.model = cast(Trunk, next((one for one in made if one is not None), None) or Trunk(config))
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.shape = Shape(softcap=config.logit_softcap)
@@ -297,20 +322,19 @@ class Decoder(nn.Module):
         if at is None:
             assert cache is None or isinstance(cache, Cache)  # for other cache kinds the caller passes `at`
             at = self._positions(ids, cache, documents, bounds)
-        x = self.model.embed_tokens(ids).to(self.compute_dtype)
-        if self.config.embed_norm:
-            x = self.model.embed_norm(x)
+        x, state = self.model.begin(ids, at, cache, documents, self.compute_dtype)
         seen = dict[int, Tensor]()
         for layer, block in enumerate(self.model.layers):
             if layer in capture:
                 seen[layer] = x
+            x, here = self.model.enter(layer, x, at, state)
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=block.draws)
+                x = checkpoint(block, x, here, None, layer, use_reentrant=False, preserve_rng_state=block.draws)
             else:
-                x = block(x, at, cache, layer)
+                x = block(x, here, cache, layer)
         if cache is not None:
             cache.advance(ids.shape[1])
-        last = self.model.norm(x)
+        last = self.model.finish(x, state)
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
 
     def learning_state(self) -> dict[str, Tensor]:
@@ -428,3 +452,5 @@ def initialise(model: Decoder, seed: int) -> None:
             nn.init.normal_(parameter, std=0.02, generator=generator)
         else:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=generator)
+    for one in hooks.feature_hooks(model.config):
+        one.initialise(model, generator)

@@ -254,7 +254,7 @@ def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tens
     if kind_of(config) == OURS:
         raise Refused(
             f"{source} cannot be exported: no class of transformers has this shape ({unsupported_parts(config)}). "
-            "Slipway can train, evaluate and chat with the model: inv chat"
+            "Slipway's own engine can run the model with inv chat, or as a service: inv serve.up --engine torch"
         )
     write(out, config, masters or read(source).state_dict(), source, dtype)
 

@@ -33,6 +33,17 @@ class ModelHooks:
         """Return the linear layer for a matrix inside a block, or None for the default."""
         return None
 
+    def make_trunk(self, config: ModelConfig) -> nn.Module | None:
+        """Return the embedding, blocks and final norm, a `trainer.model.decoder.Trunk`, or None for the default."""
+        return None
+
+    def initialise(self, model: Any, generator: torch.Generator) -> None:
+        """Initialize the parameters of the feature, after the initialization of all parameters of the decoder."""
+
+    def cached_layers(self, config: ModelConfig) -> int:
+        """Return the number of layers that a KV cache holds in addition to the layers of the model."""
+        return 0
+
     def align(self, config: ModelConfig) -> int:
         """Return the token alignment of answers: an answer begins at a multiple of this number."""
         return 1

@@ -15,7 +15,7 @@ from data.config import ConfigError, load
 from store import packs
 from store.artifacts.model_files import TensorHeader
 from store.untrusted_input import printable_line
-from trainer.records.model_config import BlocksConfig, ModelConfig, RopeScaling, Ternary
+from trainer.records.model_config import BlocksConfig, ModelConfig, Paths, RopeScaling, Ternary
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -181,6 +181,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         qk_norm=kind == "qwen3" or kind == OURS and raw.get("qk_norm") is True,
         sub_norm=kind == "bitnet" or kind == OURS and raw.get("sub_norm") is True,
         ternary=_ternary(raw),
+        paths=_paths(raw) if kind == OURS else None,
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
         blocks=blocks,
         attention_bias=has_bias,
@@ -243,6 +244,16 @@ def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
     return Ternary(**how)
 
 
+def _paths(raw: Mapping[str, Any]) -> Paths | None:
+    """Parse the `paths` entry of a config. Raises ConfigError for an invalid entry."""
+    said = raw.get("paths")
+    if said is None:
+        return None
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"paths is {printable_line(said)}; it must be null or an object")
+    return load(Paths, said, "paths")
+
+
 def _refuse_odd(said: Mapping[str, Any]) -> None:
     """Raise ConfigError for a value with a wrong type or outside MOST and RANGES; ignore null values."""
     for name, value in said.items():
@@ -286,6 +297,8 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}.mlp.ffn_sub_norm.weight", (f,)
         for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f)))[not config.has_gate :]:
             yield f"{at}.mlp.{name}_proj.weight", shape
+    for feature in config.features:
+        yield from feature.added_shapes(config)
 
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, TensorHeader]]) -> list[str]:

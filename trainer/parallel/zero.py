@@ -167,10 +167,13 @@ def shard_optimizer_state(model: Decoder, ranks: Ranks) -> FsdpSharding:
 
 
 def _units(model: Decoder) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters in backward order, by unit; a tied head belongs to the embedding, the last unit."""
+    """Yield the parameters in backward order, by unit; a tied head belongs to the embedding, the last unit.
+
+    The last unit holds all other parameters, also the parameters of packs.
+    """
     trunk = model.model
     first = [] if model.config.tie_word_embeddings else list(model.lm_head.parameters())
-    yield [*first, *trunk.norm.parameters()]
-    for block in reversed(trunk.layers):
-        yield list(block.parameters())
-    yield [*trunk.embed_tokens.parameters(), *(trunk.embed_norm.parameters() if model.config.embed_norm else ())]
+    units = [[*first, *trunk.norm.parameters()], *(list(block.parameters()) for block in reversed(trunk.layers))]
+    yield from units
+    known = {id(one) for some in units for one in some}
+    yield [one for one in model.parameters() if id(one) not in known]

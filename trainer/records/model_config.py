@@ -5,7 +5,8 @@ raises an error with the name of the pack.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from store.artifacts.model_files import TensorHeader
 from trainer.records.fields import check_bounds, newer
 
 KIND = "model_features"
-FEATURES = ("ternary", "blocks")  # fields of `ModelConfig`
+FEATURES = ("ternary", "blocks", "paths")  # fields of `ModelConfig`
 MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices
 
 
@@ -87,6 +88,25 @@ class BlocksConfig:
             raise ConfigError(f"mask_id is {self.mask_id}; it must be a token id, or -1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Parts of nanochat's decoder (2026) beside the blocks. The defaults are a decoder without these parts."""
+
+    windows: str = "L"
+    """Attention of the layers, repeated over the depth: `L` reads all earlier tokens, `S` only `window` earlier tokens.
+    The last layer is always `L`."""
+    window: int = 0
+    """Number of earlier tokens that a layer `S` reads."""
+    value_channels: int = 0
+    """Embeddings added to the values of every second layer: number of input channels of the gate; 0 = none."""
+    smear_channels: int = 0
+    """Share of the previous token's embedding in each token: number of input channels of the gate; 0 = none."""
+    scales: bool = False
+    """A learned scale of the hidden states, and a learned share of the embedding, before each layer."""
+    backout: bool = False
+    """A learned share of the hidden states after the middle layer, subtracted after the last layer."""
+
+
 class ModelFeature:
     """Properties of models with a feature in FEATURES, for code without torch. A pack subclasses this class."""
 
@@ -127,6 +147,10 @@ class ModelFeature:
     def gguf_problem(self, config: "ModelConfig", kind: str) -> str:
         """Return why llama.cpp cannot compute such a model with matrices of type `kind`; "" = supported."""
         return ""
+
+    def added_shapes(self, config: "ModelConfig") -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield name and shape of each parameter that the feature adds to the decoder."""
+        return iter(())
 
     def plan_notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
         """Return lines for a plan. phases: configurations of the due phases; init: the `ImportSpec`, or None."""
@@ -186,6 +210,8 @@ class ModelConfig:
     """Matrices of 1.58 bits inside the blocks, activations of 8 bits; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
     """Settings of a model trained for block-wise decoding; None = left to right."""
+    paths: Paths | None = newer(None)
+    """Windows, value embeddings and further parts of nanochat (2026); None = a decoder without these parts."""
     attention_bias: bool = newer(False)
     """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
     mlp: str = newer("swiglu")
@@ -273,7 +299,8 @@ class ModelConfig:
         block += hd * self.num_attention_heads + f if self.sub_norm else 0
         block += hd * (self.num_attention_heads + 2 * self.num_key_value_heads) if self.attention_bias else 0
         embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2) + (d if self.embed_norm else 0)
-        return self.num_hidden_layers * block + d + embeddings
+        added = sum(math.prod(shape) for one in self.features for _, shape in one.added_shapes(self))
+        return self.num_hidden_layers * block + d + embeddings + added
 
     @property
     def num_matrix_params(self) -> int:

@@ -98,7 +98,7 @@ def generate_answers(
     ends[list(stop)] = True
     found = _Found.empty(len(prompts) * each, how.max_new, device)
     prefix = read(model, prompts)
-    if device.type in BRANCHING:
+    if device.type in BRANCHING and not model.model.is_own_attention:
         with optimized_layout(model, rows) as logits_of:
             for jobs in torch.arange(len(prompts) * each).split(rows):
                 _answer_branching(model, logits_of, prefix, jobs, jobs // each, uniform[jobs], ends, how, found)

@@ -1,0 +1,8 @@
+"""Serving engine for models with the parts of nanochat's speedrun."""
+
+from serve.model_kinds import ModelKind
+
+PATHS = ModelKind(
+    about="has parts of nanochat's speedrun, which only --engine torch supports",
+    engines=("torch",),
+)

@@ -1,0 +1,21 @@
+"""A model with windows, value embeddings, smear and backout has the losses of one process when sharded over two."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.trainer.parallel.test_fsdp import ODD, config, run
+from trainer.records.model_config import Paths
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
+
+WHOLE = Paths(windows="SL", window=4, value_channels=6, smear_channels=8, scales=True, backout=True)
+MODEL = replace(ODD, embed_norm=True, tie_word_embeddings=False, logit_softcap=15.0, paths=WHOLE)
+
+
+def test_two_processes_train_like_one(tmp_path):
+    one = config(model=MODEL, steps=5)
+    alone = run(tmp_path / "one", one, 1)
+    for parallel in ("ddp", "fsdp"):
+        assert run(tmp_path / parallel, one, 2, parallel) == pytest.approx(alone, rel=1e-4)
+    assert len(set(alone)) == 5
