@@ -33,6 +33,7 @@ from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
+from trainer.model.huggingface import shapes
 from trainer.records import model_formats
 from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
@@ -238,7 +239,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
 
 
 def grown(model: Decoder, size: int, new: list[int]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return the shape and weights with embedding and head grown to at least `size` rows (a multiple of ROWS).
+    """Return the shape and weights with embeddings and head grown to at least `size` rows (a multiple of ROWS).
 
     Rows of `new` ids, and rows added as padding, are the mean of the old rows.
     """
@@ -246,8 +247,9 @@ def grown(model: Decoder, size: int, new: list[int]) -> tuple[ModelConfig, dict[
     if size > rows:
         rows = -(-size // ROWS) * ROWS
     weights = dict(model.state_dict())
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        if name in weights and (new or rows > model.config.vocab_size):
+    larger = dict(shapes(replace(model.config, vocab_size=model.config.vocab_size + 1)))
+    for name in [name for name, shape in shapes(model.config) if shape != larger[name]]:  # a row for each id
+        if new or rows > model.config.vocab_size:
             old = weights[name]
             known = old[: new[0]] if new else old
             fresh = known.mean(dim=0).repeat(rows, 1)

@@ -38,7 +38,18 @@ NAMES = {
     "attn.c_proj": "self_attn.o_proj",
     "mlp.c_fc": "mlp.up_proj",
     "mlp.c_proj": "mlp.down_proj",
+    "attn.ve_gate": "self_attn.value_gate",
 }
+OUTSIDE = {
+    "transformer.wte.weight": "model.embed_tokens.weight",
+    "smear_gate.weight": "model.smear_gate.weight",
+    "smear_lambda": "model.smear_scale",
+    "backout_lambda": "model.backout_scale",
+    "resid_lambdas": "model.residual_scales",
+    "x0_lambdas": "model.embed_scales",
+}
+PADDED_TO = 64  # rows of embeddings and head are a multiple of this number
+SHARPNESS = 1.2  # nanochat of 2026 multiplies queries and keys after their norms
 
 
 class UnsupportedModel(Exception):
@@ -92,13 +103,16 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Return the tensors under our names in float32, with gains of one for norms, which nanochat lacks.
+    """Return the tensors under our names in float32, with gains for norms, which nanochat lacks.
 
-    nanochat rotates queries and keys in the opposite direction, from the second half of a head to the first. Swapping
-    the halves of each head gives our rotation. Raises UnsupportedModel for tensors that do not match the shape of
-    `model`.
+    The gains are 1, and for queries and keys of 2026 the factor of nanochat. Rows that only pad the vocabulary are left
+    out, because nanochat computes no logits of these rows. nanochat rotates queries and keys in the opposite direction,
+    from the second half of a head to the first. Swapping the halves of each head gives our rotation. Raises
+    UnsupportedModel for tensors that do not match the shape of `model`.
     """
     found: dict[str, Tensor] = {}
+    wanted = dict(shapes(model))
+    padded = -(-model.vocab_size // PADDED_TO) * PADDED_TO
     for name, tensor in tensors.items():
         ours = our_name(name)
         if not tensor.is_floating_point():
@@ -108,11 +122,13 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
             if heads * model.head_dim == tensor.shape[0]:
                 halves = tensor.view(heads, 2, model.head_dim // 2, tensor.shape[1])
                 tensor = halves.flip(1).reshape(tensor.shape)
+        if ours in wanted and tensor.shape[:1] == (padded,) and wanted[ours][0] == model.vocab_size:
+            tensor = tensor[: model.vocab_size]
         found[ours] = tensor.float().contiguous()
-    wanted = dict(shapes(model))
     for name, shape in wanted.items():
-        if name not in found and len(shape) == 1:
-            found[name] = torch.ones(shape)
+        if name not in found and name.endswith("norm.weight"):
+            is_sharp = model.paths is not None and name.endswith(("q_norm.weight", "k_norm.weight"))
+            found[name] = torch.full(shape, SHARPNESS if is_sharp else 1.0)
     odd = [f"{name} is missing" for name in wanted if name not in found]
     odd += [f"{untrusted_input.printable_line(name)} is unknown" for name in found if name not in wanted]
     odd += [
@@ -122,15 +138,18 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
     ]
     if odd:
         raise UnsupportedModel(
-            f"{'; '.join(odd[:5])}: later versions of nanochat have parts that Slipway's decoder does not support"
+            f"{'; '.join(odd[:5])}: Slipway converts models of nanochat as of October 2025, and as of March to July "
+            "2026; models of other versions have other parts"
         )
     return found
 
 
 def our_name(name: str) -> str:
     """Return our name for a tensor name of nanochat; return unknown names unchanged."""
-    if name == "transformer.wte.weight":
-        return "model.embed_tokens.weight"
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    if name.startswith("value_embeds."):
+        return f"model.{name}"
     head, _, rest = name.removeprefix("transformer.h.").partition(".")
     part = rest.removesuffix(".weight")
     is_in_block = name.startswith("transformer.h.") and head.isdecimal() and part in NAMES

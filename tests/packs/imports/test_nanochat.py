@@ -171,13 +171,14 @@ def test_pickle_that_would_run_code_is_refused_and_runs_no_code(world, inputs, m
     [
         (None, "nanochat writes this file beside model_000001.pt"),
         ({"model_config": {"n_layer": 2}}, "expected whole numbers for sequence_len"),
-        ({"model_config": {"window_pattern": "SSSL"}}, "sliding windows are not supported"),
+        ({"model_config": {"window_pattern": "SSSX"}}, "expected the letters S and L"),
+        ({"model_config": {"bigram_rows": 4}}, "'bigram_rows': this version of nanochat is not supported"),
     ],
 )
 def test_folder_of_a_different_nanochat_version_is_refused_before_planning(tmp_path, meta, words):
     (tmp_path / "model_000001.pt").touch()
     if meta is not None:
-        if "window_pattern" in meta["model_config"]:
+        if "n_layer" not in meta["model_config"]:
             meta["model_config"] |= dict.fromkeys(("sequence_len", "vocab_size", "n_layer", "n_head", "n_embd"), 8)
             meta["model_config"]["n_kv_head"] = 8
         (tmp_path / "meta_000001.json").write_text(json.dumps(meta))

@@ -14,6 +14,7 @@ from infra.errors import UsageError
 from packs.speedrun.trainer.trunk import window_mask
 from serve import model_kinds
 from tests.trainer.conftest import TINY
+from trainer import import_model
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.attention import DocumentBounds, attend, documents_mask, positions_in
@@ -109,6 +110,14 @@ def test_packed_documents_and_trees_of_answers_have_the_values_of_single_rows():
     for prompt, answer, places in zip(prompts, answers, spots, strict=True):
         alone = model.hidden(torch.tensor([[*prompt, *answer][:-1]]))[0, -len(answer) :]
         assert (hidden[places] - alone).abs().max() < 1e-4
+
+
+def test_value_embeddings_grow_with_the_vocabulary():
+    config, weights = import_model.grown(random_model(), 330, [])
+    grown = Decoder(config)
+    grown.load_state_dict(weights)
+    assert config.vocab_size == 384 and grown(IDS).shape[-1] == 384
+    assert (grown(IDS)[..., :320] - random_model()(IDS)).abs().max() < 1e-5
 
 
 @pytest.mark.nightly
