@@ -25,6 +25,34 @@ M = TypeVar("M")
 
 
 @dataclass(frozen=True, kw_only=True)
+class MuonConfig:
+    """Variants of Muon; the defaults are Muon of 2024."""
+
+    momentum: float = 0.95
+    first_momentum: float = 0.95
+    """Momentum of the first step; rises to `momentum` over `momentum_steps` steps."""
+    last_momentum: float = 0.95
+    """Momentum at a rate of 0: the momentum falls with the rate."""
+    momentum_steps: int = 0
+    equal_rows: bool = False
+    """Rescale each row to the mean norm of the rows before the orthogonalization (arXiv 2603.28254)."""
+    polar: bool = False
+    """Orthogonalize with the coefficients of Polar Express (arXiv 2505.16932)."""
+    full_norm: bool = False
+    """Rescale each update to the norm of an orthogonal matrix (arXiv 2602.21545)."""
+    neurons: float = 0.0
+    """NorMuon: decay rate of the mean square of each row, by which the row is divided (arXiv 2510.05491); 0 = off."""
+    cautious: bool = False
+    """Decay only the weights that the update also makes smaller (arXiv 2510.12402)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "momentum_steps", 0)
+        for name in ("momentum", "first_momentum", "last_momentum", "neurons"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"muon.{name} is {getattr(self, name)}; it must lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW, and optionally Muon for the matrices inside the blocks."""
 
@@ -43,11 +71,18 @@ class OptimizerConfig:
     """Learning rate of Muon; 0 = AdamW for everything."""
     muon_decay: float | None = None
     """Weight decay of the matrices that Muon updates; None = `weight_decay`."""
+    muon: MuonConfig | None = newer(None)
+    """Variants of Muon; None = Muon of 2024."""
+    value_lr: float | None = newer(None)
+    """Learning rate of value embeddings (`model.paths`); None = `lr`."""
+    scale_lr: float | None = newer(None)
+    """Learning rate of the shares of the embedding in the layers (`model.paths`); residual scales learn at a hundredth,
+    and smear and backout at two fifths. None = `lr` for all of these."""
     z_loss: float = 0.0
     """Coefficient of the z-loss: z_loss * ln(sum of exp(logits))**2 per token, excluded from the reported loss."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, "lr embed_lr head_lr muon_lr weight_decay muon_decay grad_clip z_loss", 0)
+        check_bounds(self, "lr embed_lr head_lr muon_lr value_lr scale_lr weight_decay muon_decay grad_clip z_loss", 0)
         check_bounds(self, "eps", 0, above=True)
         if not all(0 <= one < 1 for one in self.betas):
             raise ConfigError(f"betas are {self.betas}; each must lie in [0, 1)")

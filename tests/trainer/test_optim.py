@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.trainer.conftest import TINY
-from trainer.config import OptimizerConfig, ScheduleConfig
+from trainer.config import MuonConfig, OptimizerConfig, ScheduleConfig
 from trainer.loop import accumulate
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import CrossEntropy
-from trainer.optim import Optimizer, learning_rate_scale, orthogonalise
+from trainer.optim import Optimizer, learning_rate_scale, orthogonalise, orthogonalised
 
 
 def tiny_model() -> Decoder:
@@ -40,6 +40,58 @@ def test_orthogonalised_matrices_have_singular_values_near_one():
         values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(2))))
         assert float(values.min()) > 0.5
         assert float(values.max()) < 1.3
+
+
+def test_polar_express_maps_small_singular_values_closer_to_one():
+    small = torch.logspace(-3, 0, 24, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    sides = [torch.linalg.qr(torch.randn(size, size, generator=generator).double())[0] for size in (24, 40)]
+    matrix = (sides[0] * small @ sides[1][:24])[None] * 3
+    plain, polar = (torch.linalg.svdvals(orthogonalised(matrix, MuonConfig(polar=one))) for one in (False, True))
+    assert plain.min() < 0.4 < 0.6 < polar.min() and polar.max() < 1.2
+
+
+def test_rows_and_whole_updates_of_muon_get_the_asked_norms():
+    stack = torch.randn(2, 8, 24, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 3, 8)[:, None]
+    plain, equal = (orthogonalised(stack, MuonConfig(polar=True, equal_rows=one)) for one in (False, True))
+    spread = [float(one.norm(dim=2).max() / one.norm(dim=2).min()) for one in (plain, equal)]
+    assert spread[0] > 2 > 1.5 > spread[1]
+    full = orthogonalised(stack, MuonConfig(full_norm=True))
+    assert torch.allclose(full.norm(dim=(1, 2)), torch.full((2,), 8**0.5))
+
+
+def test_momentum_of_muon_rises_with_the_steps_and_falls_with_the_rate():
+    muon = MuonConfig(momentum=0.97, first_momentum=0.85, last_momentum=0.9, momentum_steps=4)
+    optimizer = Optimizer(tiny_model(), OptimizerConfig(lr=0.01, muon_lr=0.02, muon=muon))
+    found = []
+    for scale in (0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0):
+        optimizer.updates += 1
+        found.append(round(optimizer._momentum(scale), 6))
+    assert found == [0.85, 0.88, 0.91, 0.94, 0.97, 0.935, 0.9]
+
+
+def test_neurons_of_an_update_become_equal_and_cautious_decay_spares_growing_weights():
+    muon = MuonConfig(neurons=0.9, cautious=True)
+    model = tiny_model()
+    optimizer = Optimizer(model, OptimizerConfig(lr=0.0, muon_lr=0.02, muon_decay=1.0, muon=muon))
+    parameter = model.model.layers[0].mlp.up_proj.weight
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        parameter.fill_(1.0)
+    for _ in range(3):
+        before = parameter.detach().clone()
+        for one in model.parameters():
+            one.grad = torch.randn(one.shape, generator=generator)
+        parameter.grad[5] *= 1e-3
+        optimizer.step(1.0)
+    change = parameter.detach() - before
+    grows, shrinks = change > 0, change < 0
+    assert grows.any() and shrinks.any()
+    update = -(change + torch.where(shrinks, 0.02 * before, 0.0))  # Without the decay.
+    rows = update.norm(dim=1)
+    assert rows.max() / rows.min() < 2  # about 1000 without the variant, because of row 5
+    assert change[grows].min() > 0 and (update[shrinks] > -1e-6).all()
+    assert optimizer.tensors()["neurons:model.layers.0.mlp.up_proj.weight"].shape == (64, 1)
 
 
 @pytest.mark.parametrize("muon_lr", [0.0, 0.02])

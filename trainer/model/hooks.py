@@ -40,6 +40,13 @@ class ModelHooks:
     def initialise(self, model: Any, generator: torch.Generator) -> None:
         """Initialize the parameters of the feature, after the initialization of all parameters of the decoder."""
 
+    def rates(self, model: Any, config: Any) -> Mapping[str, float]:
+        """Return the learning rates of parameters of the feature, by name; AdamW updates the other ones at `config.lr`.
+
+        config: `trainer.config.OptimizerConfig`.
+        """
+        return {}
+
     def cached_layers(self, config: ModelConfig) -> int:
         """Return the number of layers that a KV cache holds in addition to the layers of the model."""
         return 0
