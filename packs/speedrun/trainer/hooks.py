@@ -1,5 +1,6 @@
 """Torch hooks of models with the parts of nanochat's speedrun: the trunk, the initial values, the size of KV caches."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ MOST_GATE = 0.02  # gates begin slightly above neutral
 SHARPNESS = 1.2  # gain of queries and of keys
 EMBEDDING, HEAD = 0.8, 0.001  # standard deviations
 UP = 0.4  # of the usual standard deviation
+SHARES = {  # of `OptimizerConfig.scale_lr`
+    "model.embed_scales": 1.0,
+    "model.residual_scales": 0.01,
+    "model.smear_gate.weight": 0.4,
+    "model.smear_scale": 0.4,
+    "model.backout_scale": 0.4,
+}
 
 
 class PathsHooks(ModelHooks):
@@ -25,6 +33,15 @@ class PathsHooks(ModelHooks):
 
     def cached_layers(self, config: ModelConfig) -> int:
         return cached_layers(config)
+
+    def rates(self, model: Any, config: Any) -> Mapping[str, float]:
+        found = dict[str, float]()
+        for name, _ in model.named_parameters():
+            if ".value_embeds." in name and config.value_lr is not None:
+                found[name] = config.value_lr
+            if config.scale_lr is not None and (share := SHARES.get(name)):
+                found[name] = share * config.scale_lr
+        return found
 
     @torch.no_grad()
     def initialise(self, model: Any, generator: torch.Generator) -> None:

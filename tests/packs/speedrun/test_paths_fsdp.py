@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from packs.speedrun.records.recipes import MUON
 from tests.trainer.parallel.test_fsdp import ODD, config, run
+from trainer.config import OptimizerConfig
 from trainer.records.model_config import Paths
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly]
@@ -14,7 +16,8 @@ MODEL = replace(ODD, embed_norm=True, tie_word_embeddings=False, logit_softcap=1
 
 
 def test_two_processes_train_like_one(tmp_path):
-    one = config(model=MODEL, steps=5)
+    optimizer = OptimizerConfig(lr=0.01, muon_lr=0.02, value_lr=0.02, scale_lr=0.1, muon=MUON)
+    one = config(model=MODEL, steps=5, optimizer=optimizer)
     alone = run(tmp_path / "one", one, 1)
     for parallel in ("ddp", "fsdp"):
         assert run(tmp_path / parallel, one, 2, parallel) == pytest.approx(alone, rel=1e-4)

@@ -1,0 +1,51 @@
+"""The profiles with nanochat's recipe of 2026."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainer.model.decoder import Decoder, initialise
+from trainer.optim import Optimizer
+from trainer.recipes import PROFILES
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "matrix_params", "tokens_of_a_step", "tokens_per_param"),
+    [  # `total` and `transformer_matrices` + `lm_head` of nanochat's `num_scaling_params` at these depths.
+        ("speedrun", 1_384_122_122, 729_810_624, 2**20, 8),
+        ("speedrun_d20", 896_533_746, 435_160_240, 2**20, 12),
+        ("speedrun_d12", 286_261_730, 110_100_912, 2**19, 12),
+    ],
+)
+def test_profile_has_the_size_and_the_length_of_nanochat(
+    name, params, matrix_params, tokens_of_a_step, tokens_per_param
+):
+    base = PROFILES[name]().phases["base"]
+    model = base.model
+    gains = model.hidden_size * (2 * model.num_hidden_layers + 2) + 2 * model.head_dim * model.num_hidden_layers
+    assert model.num_params - gains == params
+    gates = model.num_key_value_heads * 12 * model.num_hidden_layers // 2
+    assert model.num_matrix_params + gates == matrix_params
+    assert base.rows * base.sequence_len == tokens_of_a_step
+    assert base.steps * tokens_of_a_step / model.num_matrix_params == pytest.approx(tokens_per_param, rel=1e-2)
+
+
+def test_first_steps_of_d4_lower_the_loss_with_the_rates_of_every_part():
+    base = replace(PROFILES["speedrun_d4"]().phases["base"], dtype="float32")
+    small = replace(base.model, hidden_size=128, num_attention_heads=1, num_key_value_heads=1, intermediate_size=512)
+    model = Decoder(small)
+    initialise(model, 1)
+    optimizer = Optimizer(model, base.optimizer)
+    rates = {optimizer.names[one]: group.lr for group in optimizer.adamw for one in group.parameters}
+    assert rates["model.value_embeds.3.weight"] == base.optimizer.value_lr
+    assert rates["model.embed_scales"] == 100 * rates["model.residual_scales"] == 2.5 * rates["model.smear_scale"]
+    ids = torch.arange(96).remainder(12).view(1, -1) + 7
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = model.loss(ids[:, :-1], ids[:, 1:]) / (ids.numel() - 1)
+        loss.backward()
+        optimizer.step(1.0)
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(8.3, abs=0.1) and losses[-1] < 2
