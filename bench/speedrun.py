@@ -1,0 +1,218 @@
+"""Train nanochat's own code and ours at depth 4 on the same tokens: bits per byte of held-out text, CPU seconds.
+
+Run: python -m bench.speedrun --nanochat DIR [--seeds 1,2,3] [--steps 150] [--rows 8] [--length 256] [--arms ours,smoke]
+[--eager] [--threads N] [--val-batches N]
+
+DIR is a git checkout of karpathy/nanochat, whose commit is in the table. Each arm trains in a process of its own.
+`ours` has the shape and the recipe of the profile `speedrun_d4`, and `ours-PART` is `ours` without a part. Every arm
+sees the same rows in the same order. The schedule of rates is the same, except for `smoke`; the rates are not scaled
+down for the small steps, and no weight decays. CPU seconds are those of the steps, without the start, the compiler and
+the evaluation. On a busy machine take --threads 1: a thread that waits for the other one spends CPU seconds, too.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.quality import Inputs, inputs, trained
+from data.tokens.loader import LOADERS, heldout
+from data.tokens.token_file import token_files
+from data.tokens.tokenizer import load as load_tokenizer
+from packs.speedrun.records import recipes
+from trainer.config import PhaseConfig, ScheduleConfig
+from trainer.device import Machine, prepare
+from trainer.evaluation.evaluate import bits_per_byte
+from trainer.optim import learning_rate_scale
+from trainer.recipes import PROFILES
+
+ROOT = Path(__file__).parents[1]
+VOCAB, DEPTH = 4096, 4
+UNTIMED = 3  # first steps, which compile
+NANOCHAT = "nanochat"
+WITHOUT: Mapping[str, Mapping[str, Any]] = {  # fields of `model.paths`
+    "windows": {"windows": "L"},
+    "values": {"value_channels": 0},
+    "smear": {"smear_channels": 0},
+    "scales": {"scales": False},
+    "backout": {"backout": False},
+}
+
+
+def arms(steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig]:
+    """Return the base phase of each arm of ours by name."""
+    smoke = PROFILES["smoke"]().phases["base"]
+    shape = recipes.shape(DEPTH, VOCAB, length)
+    whole = replace(
+        smoke,
+        model=shape,
+        optimizer=recipes.optimizer(shape.hidden_size),
+        schedule=ScheduleConfig(warmup_steps=max(1, steps // 15), decay=0.65, final=0.05),
+        steps=steps,
+        rows=rows,
+        micro_rows=rows,
+        sequence_len=length,
+        seed=seed,
+    )
+    assert shape.paths is not None
+
+    def with_shape(**changes: Any) -> PhaseConfig:
+        return replace(whole, model=replace(shape, **changes))
+
+    def with_rates(**changes: Any) -> PhaseConfig:
+        return replace(whole, optimizer=replace(whole.optimizer, **changes))
+
+    own = replace(smoke, steps=steps, rows=rows, micro_rows=rows, sequence_len=length, seed=seed)
+    return {
+        "ours": whole,
+        **{f"ours-{part}": with_shape(paths=replace(shape.paths, **off)) for part, off in WITHOUT.items()},
+        "ours-paths": with_shape(paths=None),
+        "ours-untied": with_shape(tie_word_embeddings=True),
+        "ours-relu2": with_shape(mlp="swiglu", intermediate_size=704),
+        "ours-softcap": with_shape(logit_softcap=0.0),
+        "ours-muon": with_rates(muon=None),
+        "smoke": own.with_steps(steps),
+    }
+
+
+def nats_of_nanochat(folder: Path, config: PhaseConfig, given: Inputs, dtype: str) -> tuple[Any, list[float]]:
+    """Train nanochat's model on the rows of `config`; return the model, and the CPU seconds of each step."""
+    os.environ["NANOCHAT_DTYPE"] = dtype
+    sys.path.insert(0, str(folder))
+    from nanochat.gpt import GPT, GPTConfig
+
+    shape = config.model
+    torch.manual_seed(config.seed)
+    model = GPT(
+        GPTConfig(
+            sequence_len=config.sequence_len,
+            vocab_size=shape.vocab_size,
+            n_layer=shape.num_hidden_layers,
+            n_head=shape.num_attention_heads,
+            n_kv_head=shape.num_key_value_heads,
+            n_embd=shape.hidden_size,
+        )
+    )
+    model.init_weights()
+    rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "matrix_lr": 0.02, "scalar_lr": 0.5}  # base_train's flags
+    optimizer = model.setup_optimizer(**rates, weight_decay=0.0)
+    compiled = torch.compile(model, dynamic=False)
+    files = token_files(given.tokens, "train")
+    loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
+    spent = []
+    for step in range(config.steps):
+        began = time.process_time()
+        rows = torch.from_numpy(loader.batch(step))
+        compiled(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).backward()
+        scale = learning_rate_scale(config.schedule, step, config.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * scale
+            if group["kind"] == "muon":
+                group["momentum"] = recipes.MUON.first_momentum + min(step / recipes.MUON.momentum_steps, 1) * (
+                    recipes.MUON.momentum - recipes.MUON.first_momentum
+                )
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        spent.append(time.process_time() - began)
+    return model.eval(), spent
+
+
+class Measured:
+    """A model of nanochat with the methods that `bits_per_byte` calls."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.head = model, model.lm_head.weight
+
+    def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nats: torch.Tensor = self.model(ids, targets, loss_reduction="sum")
+        return nats
+
+
+def run_arm(name: str, folder: Path, nanochat: Path, config: PhaseConfig, val_batches: int | None) -> dict[str, float]:
+    """Train an arm in this process; return size, bits per byte and CPU seconds of a step."""
+    given = Inputs(folder / "text", folder / "tokenizer", folder / "tokens", load_tokenizer(folder / "tokenizer"))
+    machine: Machine = prepare()
+    if name == NANOCHAT:
+        model, spent = nats_of_nanochat(nanochat, config, given, str(machine.dtype(config)).removeprefix("torch."))
+        measured: Any = Measured(model)
+    else:
+        measured, spent = trained(config, given, machine, config.steps)
+        model = measured
+    text_of = heldout(token_files(given.tokens, "val"), given.tokenizer_folder, config.sequence_len)
+    return {
+        "params": sum(one.numel() for one in model.parameters()),
+        **bits_per_byte(measured, islice(text_of, val_batches)),
+        "step_cpu_s": statistics.median(spent[UNTIMED:] or spent),
+        "cpu_s": sum(spent),
+    }
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--nanochat", type=Path, required=True, help="git checkout of karpathy/nanochat")
+    flags.add_argument("--seeds", default="1,2,3")
+    flags.add_argument("--steps", type=int, default=150)
+    flags.add_argument("--rows", type=int, default=8)
+    flags.add_argument("--length", type=int, default=256)
+    flags.add_argument("--arms", default="", help="names separated by commas; default: all")
+    flags.add_argument("--eager", action="store_true", help="compile nothing")
+    flags.add_argument("--threads", type=int, default=2)
+    flags.add_argument("--val-batches", type=int, default=0, help="batches of 32 rows of held-out text; 0: all")
+    flags.add_argument("--child", default="", help=argparse.SUPPRESS)
+    flags.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = flags.parse_args()
+    seeds = [int(one) for one in given.seeds.split(",")]
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of the processes of the arms
+    if given.eager:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if given.child:
+        known = arms(given.steps, given.rows, given.length, seeds[0])
+        config = known["ours" if given.child == NANOCHAT else given.child]
+        config = replace(config, compile="never" if given.eager else config.compile)
+        print(json.dumps(run_arm(given.child, given.folder, given.nanochat, config, given.val_batches or None)))
+        return
+    names = given.arms.split(",") if given.arms else [NANOCHAT, *arms(given.steps, given.rows, given.length, 1)]
+    commit = subprocess.check_output(["git", "-C", str(given.nanochat), "rev-parse", "--short", "HEAD"], text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        inputs(Path(folder), VOCAB)
+        print(f"nanochat {commit.strip()}, {given.steps} steps of {given.rows} x {given.length} tokens, seeds {seeds}")
+        print(f"{given.threads} threads, {'eager' if given.eager else 'compiled where the arm compiles'}")
+        print("\n| arm | parameters | bits per byte, mean [range] | nats a token | CPU s a step | CPU s of all steps |")
+        print("|---|---|---|---|---|---|")
+        for name in names:
+            told = [run_child(name, folder, seed) for seed in seeds]
+            print(line_of(name, told), flush=True)
+
+
+def run_child(name: str, folder: str, seed: int) -> dict[str, float]:
+    """Run an arm in a process of its own, with the flags of this process."""
+    line = [sys.executable, "-m", "bench.speedrun", *sys.argv[1:]]
+    line += ["--child", name, "--folder", folder, "--seeds", str(seed)]
+    done = subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def line_of(name: str, told: list[dict[str, float]]) -> str:
+    """Return the line of an arm for the table."""
+    mean: Callable[[str], float] = lambda key: statistics.mean(one[key] for one in told)  # noqa: E731
+    bits = [one["bits_per_byte"] for one in told]
+    return (
+        f"| {name} | {told[0]['params'] / 1e6:.2f}M | {mean('bits_per_byte'):.3f} [{min(bits):.3f}-{max(bits):.3f}] | "
+        f"{mean('loss'):.3f} | {mean('step_cpu_s'):.3f} | {mean('cpu_s'):.0f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
