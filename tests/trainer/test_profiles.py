@@ -70,7 +70,9 @@ def test_decoder_has_the_parameter_count_of_its_shape(name):
     with torch.device("meta"):
         model = Decoder(built)
     block = sum(one.numel() for one in model.model.layers[0].parameters())
-    all_of_it = sum(one.numel() for one in model.parameters()) + (shape.num_hidden_layers - built.num_hidden_layers) * block
+    all_of_it = (
+        sum(one.numel() for one in model.parameters()) + (shape.num_hidden_layers - built.num_hidden_layers) * block
+    )
     assert all_of_it == shape.num_params
     matrices = sum(one.numel() for one in model.model.layers[0].parameters() if one.dim() == 2)
     assert shape.num_matrix_params == matrices * shape.num_hidden_layers + shape.vocab_size * shape.hidden_size

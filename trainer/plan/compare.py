@@ -10,11 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from data.config import (
-    Input,
-    StepContext,
-    TextSpec,
-)
+from data.config import Input, StepContext, TextSpec
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointer, Request
@@ -179,9 +175,7 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
 def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
     if init is None or init.has_tokenizer:
         return ()
-    return (
-        f"{init.source} has no tokenizer: the plan trains a new tokenizer on the text, and retrains the embeddings",
-    )
+    return (f"{init.source} has no tokenizer: the plan trains a new tokenizer on the text and retrains the embeddings",)
 
 
 def about_rates(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:

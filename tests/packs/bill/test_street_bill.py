@@ -4,6 +4,7 @@ Clients, journal, agent and followers are real. The market has its own clock, bi
 """
 
 import contextlib
+import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(3000),
 ]
 VENDORS = {"runpod": "L40S,A100-80GB", "lium": "RTX4090,RTX3090,RTX5090", "shadeform": "L40S,L40,A6000"}
-RUNS, SIDE_BY_SIDE = 50, 3
+RUNS, SIDE_BY_SIDE = int(os.environ.get("BILL_RUNS", "12")), 3
 CLOSE_S = 2.0  # the largest distance between our moments and the market's, in real seconds
 MOST_UNEXPLAINED = 0.03
 

@@ -118,7 +118,7 @@ def test_paragraphs_are_shown_with_page_line_and_headings(pages, capsys):
         "Get notified, and find out why > Get notified"
     )
     assert "SLIPWAY_HOOK_TEAM=slack" in "\n".join(shown) and "docs/guides/rent.md:" not in "\n".join(shown)
-    docs.docs.work(docs.DocsFlags(words=("qlora",), most=1))
+    docs.docs.work(docs.DocsFlags(words=("mistral",), most=1))
     assert "[a job](docs/guides/jobs.md)" in capsys.readouterr().out, "links lead from the checkout"
     docs.docs.work(docs.DocsFlags())
     assert "docs/money.md  " in capsys.readouterr().out
