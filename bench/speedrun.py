@@ -78,7 +78,9 @@ def arms(steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig
         "ours": whole,
         **{f"ours-{part}": with_shape(paths=replace(shape.paths, **off)) for part, off in WITHOUT.items()},
         "ours-paths": with_shape(paths=None),
-        "ours-untied": with_shape(tie_word_embeddings=True),
+        "ours-untied": replace(  # a shared matrix does not bear the rate of an embedding
+            with_rates(embed_lr=None), model=replace(shape, tie_word_embeddings=True)
+        ),
         "ours-relu2": with_shape(mlp="swiglu", intermediate_size=704),
         "ours-softcap": with_shape(logit_softcap=0.0),
         "ours-muon": with_rates(muon=None),
