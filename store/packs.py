@@ -280,11 +280,6 @@ def works() -> list[PackWork]:
     return [entry for pack in installed().values() for entry in pack.works.values()]
 
 
-def flags_added_to(command: str) -> list[str]:
-    """Return the flags that packs, installed or not, add to a command."""
-    return [flag for name, _, flag in (word.partition(" ") for word in words("command_flags")) if name == command]
-
-
 def provider_traits() -> dict[str, Mapping[str, Any]]:
     """Return the traits of the providers of all packs, installed or not, by name."""
     found = {name: vars(entry) for pack in unlisted() for name, entry in pack.providers.items()}

@@ -139,8 +139,7 @@ class Training:
     def _resume(self, newest: Checkpoint | None) -> None:
         """Create the optimizer and load `newest` on all processes, or seed and broadcast the initial weights.
 
-        newest: given on the first process only; None there starts at step 0. Raises Diverged when a rollback finds no
-        checkpoint.
+        newest: given on the first process only; None there starts at step 0. Raises Diverged for a failed rollback.
         """
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.sharding)
         self.skipped = 0
@@ -198,8 +197,7 @@ class Training:
     ) -> tuple[bool, bool]:
         """Run one step and return (stop, save): whether any process received a request to stop, or to save.
 
-        Skip the update for a non-finite loss or gradient norm. Raises NonFinite after more than MAX_SKIPPED consecutive
-        skips.
+        Skip the update for a non-finite loss or gradient norm. Raises NonFinite after over MAX_SKIPPED skips in a row.
         """
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
         self.objective.set_step(self.step)

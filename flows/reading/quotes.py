@@ -20,7 +20,7 @@ from flows.specs import variables
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import MissingKey, UsageError
-from infra.flags import Typed
+from infra.flags import Typed, flags_of
 from infra.market import catalogue, gpus
 from infra.market.filters import satisfying
 from infra.market.step_times import SETUP_S
@@ -29,11 +29,12 @@ from infra.records import Estimate, Offer, Request
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import forecast, machine_with
 from infra.settings import Settings
-from store import packs
 from trainer import plan as planning
 from trainer.config import PhaseConfig
 from trainer.recipes import PROFILES, PUBLISHED
 from trainer.records.phase_registry import PHASES
+
+ESTIMATES = "Estimates"  # group of the flags of `inv cost` that describe the work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,8 @@ def work_named(
     asked: the flags that packs add to `inv cost`. tokens: length of the single named phase. The hub is not queried for
     the published model of a profile. Raises UsageError.
     """
-    flags = ["--phase", *packs.flags_added_to("cost")]
+    added = [one for record in asked.added for one in flags_of(type(record)) if one.group == ESTIMATES]
+    flags = ["--phase", *(f"--{one.spelling}" for one in added)]
     spec = LaunchSpec(phase=phase or "sft", steps=steps, typed=frozenset({"steps"} if steps else ()))
     other = work_kinds.work_to_estimate(asked, spec, settings)
     if phase and other:

@@ -80,8 +80,7 @@ def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
     """Return the vendor's price of a running pod as row fields: the rate and the start of billing.
 
-    The start is on the wall clock as of the sending of the request. Rounding errors make the start too early, never too
-    late.
+    The start is on the wall clock as of the sending of the request. Rounding makes the start too early, never too late.
     """
     rate = pod.rate(op.rate)
     if not pod.billed_at:

@@ -14,6 +14,7 @@ from infra.agent.job import Job, Limits, Step
 from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, SlipwayError
 from infra.interrupts import ExitRequested, defer_interrupts, exit_reason
+from infra.journal_file import Fenced
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.op import ASKED, CUT_OFF, Op, OwnerKind
@@ -224,8 +225,7 @@ def rent_all(rental: Rental, ops: list[Op]) -> None:
 
     An inventory machine provides one node; a vendor's offer provides as many as possible.
 
-    Remove rejected offers from `rental.offers`; used offers stay. Raises NoOffer or Busy if too few pods are
-    available.
+    Remove rejected offers from `rental.offers`; used offers stay. Raises NoOffer, or Busy for too few pods.
     """
     request, vendors, journal, say = rental.plan.request, rental.vendors, rental.journal, rental.say
     passed, is_busy, throttling = [], False, Throttling(say)
@@ -313,7 +313,10 @@ def _try(
         return ""
     with stage("accept", say, clock_scale(provider)):
         refusal = terms.accept(provider.reach(observation.pod_of(ops[-1])), request, offer)
-    ops[-1] = journal.note(ops[-1], last_seen_at=int(read_clocks().wall_s))  # the end of the checks in the cost
+    with contextlib.suppress(
+        Fenced
+    ):  # the end of the checks in the cost; a pod that another process has ended has none
+        ops[-1] = journal.note(ops[-1], last_seen_at=int(read_clocks().wall_s))
     return refusal
 
 

@@ -4,7 +4,7 @@ from store.packs import Pack
 
 PACK = Pack(
     name="bill",
-    about="Divide the seconds and the cost of runs into parts, and compare runs",
+    about="Divide the time and the cost of a run into parts",
     command_flags={"cost": "packs.bill.control.flags:BillFlags"},
     cost_views={"bill": "packs.bill.commands.tables:BillView"},
 )

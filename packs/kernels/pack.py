@@ -4,7 +4,7 @@ from store.packs import Pack
 
 PACK = Pack(
     name="kernels",
-    about="Keep compiled kernels in the store, so that later starts compile nothing",
+    about="Keep compiled kernels, so that later starts compile nothing",
     command_flags={
         "launch": "packs.kernels.control.flags:KernelFlags",
         "rehearse": "packs.kernels.control.flags:KernelFlags",

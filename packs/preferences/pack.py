@@ -4,7 +4,7 @@ from store.packs import Pack
 
 PACK = Pack(
     name="preferences",
-    about="Train on preferred answers, and on a teacher's judgement: phases dpo and opd",
+    about="Train on preferred answers, or by a teacher: phases dpo, opd",
     command_flags={
         "launch": "packs.preferences.control.flags:PreferenceFlags",
         "rehearse": "packs.preferences.control.flags:PreferenceFlags",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.reading import cost_views, quotes, spending
-from flows.reading.quotes import Quote
+from flows.reading.quotes import ESTIMATES, Quote
 from flows.runs import work_kinds
 from infra.errors import NoOffer, UsageError
 from infra.flags import Typed, flag, flags_of, nondefault_flags
@@ -27,7 +27,6 @@ from store import terminal
 from trainer.config import PhaseConfig
 from trainer.records.phase_registry import phase_names
 
-ESTIMATES = "Estimates"
 COMPARED = ("B200", "H200", "H100", "A100")
 
 

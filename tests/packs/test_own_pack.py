@@ -19,7 +19,8 @@ def stderr_of(world: Apart, *words: str) -> str:
 
 
 def test_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(tmp_path):
-    checkout, world = clone(tmp_path / "checkout"), Apart(tmp_path, {"DESK_CONTACT": ""})
+    checkout = clone(tmp_path / "checkout")
+    world = Apart(tmp_path, {"DESK_CONTACT": ""}, checkout=checkout)
     pack = checkout / "packs" / "desk"
     shutil.copytree(ROOT / "examples" / "own" / "desk", pack)
     (checkout / "slipway.yaml").write_text("desk_contact: Ada\npolish_steps: 7\n")

@@ -259,7 +259,7 @@ def test_the_ledger_is_never_below_the_bill_and_shows_the_vendors_sums(rehearsal
     assert rehearsal.json("cost", "paid-lium", "--offline")["usd"] == found["lium"]["usd"]
     assert rehearsal.json("cost", "--month", "2020-01")["pods"] == []
     out = rehearsal.inv("cost", "paid-runpod", "--offline")
-    assert out.splitlines()[-1] == f"total: {in_usd(true['runpod'])}"
+    assert f"total: {in_usd(true['runpod'])}" in out.splitlines()
 
 
 @pytest.mark.nightly
