@@ -50,7 +50,7 @@ def test(spec: TestFlags) -> None:
     if not spec.fast:
         bring_programs(spec.yes, spec.nightly)
     words = ["-m", "pytest", *chosen(spec.paths), *words_after_dashes()]
-    words += ["--fast"] if spec.fast else []
+    words += ["--fast", "-o", "tmp_path_retention_policy=failed"] if spec.fast else []
     words += ["-k", spec.k] if spec.k else []
     words += ["-m", "not gpu and not account"] if spec.nightly else []
     if not spec.k and PARTS.keys() >= set(spec.paths):

@@ -103,6 +103,7 @@ def keeper(store: str, config: PhaseConfig = COMPILED) -> StoredKernels:
     return found
 
 
+@pytest.mark.process
 def test_keeper_restores_kernels_of_the_same_work_only(tmp_path, monkeypatch):
     monkeypatch.setenv(MODE, OWN)
     store = str(tmp_path / "store")
@@ -119,6 +120,7 @@ def test_keeper_restores_kernels_of_the_same_work_only(tmp_path, monkeypatch):
     assert not keeper(store).is_used
 
 
+@pytest.mark.process
 def test_unusable_store_is_a_note_and_no_error(tmp_path, monkeypatch):
     records = tmp_path / "records.jsonl"
     monkeypatch.setenv("SLIPWAY_RECORDS", str(records))
