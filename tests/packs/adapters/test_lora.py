@@ -52,10 +52,8 @@ def attached(model: Decoder, config: AdapterPhaseConfig, std: float = 0.0) -> De
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-def test_adapter_is_trained_resumed_continued_and_used(world, monkeypatch, capfd):
-    assert run(world, monkeypatch, "base", tiny(steps=6)) == 0
-    config = adapted("mid", adapter={"rank": 4, "alpha": 8.0, "dropout": 0.2})
+def trained_whole_and_in_parts(world, monkeypatch, config):
+    """Train mid at once, and with a stop after four steps; return the artifact, whose bits must be equal."""
     assert run(world, monkeypatch, "mid", config, world.making("mid", base=BASE)) == 0
     stops = iter([False] * 4 + [True] + [False] * 100)
     parted = replace(world.making("mid", "e" * 64, base=BASE), name="mid_checkpoints/parted")
@@ -65,6 +63,14 @@ def test_adapter_is_trained_resumed_continued_and_used(world, monkeypatch, capfd
     assert run(world, monkeypatch, "mid", config, parted) == 0
     mid = world.store / "mid_checkpoints/tiny"
     assert hashes(world.store / "mid_checkpoints/parted") == hashes(mid)
+    return mid
+
+
+@pytest.mark.slow
+def test_adapter_is_trained_resumed_continued_and_used(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny(steps=6)) == 0
+    config = adapted("mid", adapter={"rank": 4, "alpha": 8.0, "dropout": 0.2})
+    mid = trained_whole_and_in_parts(world, monkeypatch, config)
 
     learnt = open_final(mid).tensors("model")
     assert {name.rpartition(".lora_")[2] for name in learnt} == {"A.weight", "B.weight"}

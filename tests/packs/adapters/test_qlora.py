@@ -1,7 +1,6 @@
 """QLoRA: matrices in 4 bits compared with bitsandbytes under peft; training, resume, merge and memory."""
 
 import json
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import ModuleType
 
@@ -14,16 +13,16 @@ from packs.adapters.control.flags import AdapterFlags
 from packs.adapters.records.lora_config import AdapterPhaseConfig, sides, with_adapter
 from packs.adapters.trainer import four_bit
 from packs.adapters.trainer.lora import Lora
-from tests.packs.adapters.test_lora import BASE, adapted, attached
+from tests.packs.adapters.test_lora import BASE, adapted, attached, trained_whole_and_in_parts
 from tests.packs.adapters.test_peft import OTHER, STEPS, in_transformers
 from tests.packs.adapters.test_peft import peft as peft
 from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.model.test_model import IDS, LLAMA, QWEN2, QWEN3, random_model
 from tests.trainer.parallel.test_ranks import losses, spread
 from tests.trainer.parallel.test_ranks import port as port
-from tests.trainer.test_phases import hashes, run
+from tests.trainer.test_phases import run
 from tests.trainer.test_rl import config_of
-from trainer import loop, memory
+from trainer import memory
 from trainer.checkpoints.checkpoint import open_final
 from trainer.config import load_phase
 from trainer.errors import Refused
@@ -173,15 +172,7 @@ def test_merged_model_equals_the_rounded_model_with_the_adapter(tmp_path, dtype)
 def test_qlora_is_trained_resumed_bit_for_bit_continued_and_merged(world, monkeypatch):
     assert run(world, monkeypatch, "base", tiny(steps=6)) == 0
     config = adapted("mid", adapter=QLORA)
-    assert run(world, monkeypatch, "mid", config, world.making("mid", base=BASE)) == 0
-    stops = iter([False] * 4 + [True] + [False] * 100)
-    parted = replace(world.making("mid", "e" * 64, base=BASE), name="mid_checkpoints/parted")
-    with monkeypatch.context() as hasty:
-        hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: next(stops)))
-        assert run(world, monkeypatch, "mid", config, parted) == 75
-    assert run(world, monkeypatch, "mid", config, parted) == 0
-    mid = world.store / "mid_checkpoints/tiny"
-    assert hashes(world.store / "mid_checkpoints/parted") == hashes(mid)
+    mid = trained_whole_and_in_parts(world, monkeypatch, config)
     assert open_final(mid).tensors("model").keys() == attached(random_model(TINY), config).learning_state().keys()
     about = changes.read_changed(mid / "hf")
     assert about.rounding in ("bfloat16", "float32")
