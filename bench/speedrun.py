@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 VOCAB, DEPTH = 4096, 4
 UNTIMED = 3  # first steps, which compile
 NANOCHAT = "nanochat"
-WITHOUT: Mapping[str, Mapping[str, Any]] = {  # fields of `model.paths`
+WITHOUT: Mapping[str, Mapping[str, Any]] = {  # fields of `model.nanochat`
     "windows": {"windows": "L"},
     "values": {"value_channels": 0},
     "smear": {"smear_channels": 0},
@@ -65,7 +65,7 @@ def arms(steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig
         sequence_len=length,
         seed=seed,
     )
-    assert shape.paths is not None
+    assert shape.nanochat is not None
 
     def with_shape(**changes: Any) -> PhaseConfig:
         return replace(whole, model=replace(shape, **changes))
@@ -76,8 +76,8 @@ def arms(steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig
     own = replace(smoke, steps=steps, rows=rows, micro_rows=rows, sequence_len=length, seed=seed)
     return {
         "ours": whole,
-        **{f"ours-{part}": with_shape(paths=replace(shape.paths, **off)) for part, off in WITHOUT.items()},
-        "ours-paths": with_shape(paths=None),
+        **{f"ours-{part}": with_shape(nanochat=replace(shape.nanochat, **off)) for part, off in WITHOUT.items()},
+        "ours-plain": with_shape(nanochat=None),
         "ours-untied": replace(  # a shared matrix does not bear the rate of an embedding
             with_rates(embed_lr=None), model=replace(shape, tie_word_embeddings=True)
         ),

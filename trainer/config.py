@@ -74,10 +74,10 @@ class OptimizerConfig:
     muon: MuonConfig | None = newer(None)
     """Variants of Muon; None = Muon of 2024."""
     value_lr: float | None = newer(None)
-    """Learning rate of value embeddings (`model.paths`); None = `lr`."""
+    """Learning rate of value embeddings (`model.nanochat`); None = `lr`."""
     scale_lr: float | None = newer(None)
-    """Learning rate of the shares of the embedding in the layers (`model.paths`); residual scales learn at a hundredth,
-    and smear and backout at two fifths. None = `lr` for all of these."""
+    """Learning rate of the shares of the embedding in the layers (`model.nanochat`); residual scales learn at a
+    hundredth, and smear and backout at two fifths. None = `lr` for all of these."""
     z_loss: float = 0.0
     """Coefficient of the z-loss: z_loss * ln(sum of exp(logits))**2 per token, excluded from the reported loss."""
 

@@ -11,6 +11,6 @@ PACK = Pack(
         "speedrun_d12": "packs.speedrun.records.recipes:speedrun_d12",
         "speedrun_d4": "packs.speedrun.records.recipes:speedrun_d4",
     },
-    model_features={"paths": "packs.speedrun.records.feature:PathsFeature"},
-    served_models={"paths": "packs.speedrun.serve.engines:PATHS"},
+    model_features={"nanochat": "packs.speedrun.records.feature:NanochatFeature"},
+    served_models={"nanochat": "packs.speedrun.serve.engines:NANOCHAT"},
 )

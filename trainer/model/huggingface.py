@@ -15,7 +15,7 @@ from data.config import ConfigError, load
 from store import packs
 from store.artifacts.model_files import TensorHeader
 from store.untrusted_input import printable_line
-from trainer.records.model_config import BlocksConfig, ModelConfig, Paths, RopeScaling, Ternary
+from trainer.records.model_config import BlocksConfig, ModelConfig, NanochatParts, RopeScaling, Ternary
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -181,7 +181,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         qk_norm=kind == "qwen3" or kind == OURS and raw.get("qk_norm") is True,
         sub_norm=kind == "bitnet" or kind == OURS and raw.get("sub_norm") is True,
         ternary=_ternary(raw),
-        paths=_paths(raw) if kind == OURS else None,
+        nanochat=_nanochat_parts(raw) if kind == OURS else None,
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
         blocks=blocks,
         attention_bias=has_bias,
@@ -244,14 +244,14 @@ def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
     return Ternary(**how)
 
 
-def _paths(raw: Mapping[str, Any]) -> Paths | None:
-    """Parse the `paths` entry of a config. Raises ConfigError for an invalid entry."""
-    said = raw.get("paths")
+def _nanochat_parts(raw: Mapping[str, Any]) -> NanochatParts | None:
+    """Parse the `nanochat` entry of a config. Raises ConfigError for an invalid entry."""
+    said = raw.get("nanochat")
     if said is None:
         return None
     if not isinstance(said, Mapping):
-        raise ConfigError(f"paths is {printable_line(said)}; it must be null or an object")
-    return load(Paths, said, "paths")
+        raise ConfigError(f"nanochat is {printable_line(said)}; it must be null or an object")
+    return load(NanochatParts, said, "nanochat")
 
 
 def _refuse_odd(said: Mapping[str, Any]) -> None:

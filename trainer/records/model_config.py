@@ -16,7 +16,7 @@ from store.artifacts.model_files import TensorHeader
 from trainer.records.fields import check_bounds, newer
 
 KIND = "model_features"
-FEATURES = ("ternary", "blocks", "paths")  # fields of `ModelConfig`
+FEATURES = ("ternary", "blocks", "nanochat")  # fields of `ModelConfig`
 MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices
 
 
@@ -89,7 +89,7 @@ class BlocksConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paths:
+class NanochatParts:
     """Parts of nanochat's decoder (2026) beside the blocks. The defaults are a decoder without these parts."""
 
     windows: str = "L"
@@ -210,7 +210,7 @@ class ModelConfig:
     """Matrices of 1.58 bits inside the blocks, activations of 8 bits; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
     """Settings of a model trained for block-wise decoding; None = left to right."""
-    paths: Paths | None = newer(None)
+    nanochat: NanochatParts | None = newer(None)
     """Windows, value embeddings and further parts of nanochat (2026); None = a decoder without these parts."""
     attention_bias: bool = newer(False)
     """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""

@@ -2,8 +2,8 @@
 
 A folder holds `model_<step>.pt` and `meta_<step>.json`; the tokenizer lies in the folder or in the usual place of
 nanochat. `model_of` returns a `ModelConfig`, or raises ConfigError for a model unsupported by our decoder. Source:
-model and checkpoint manager of nanochat as of October 2025, and as of March to July 2026, whose `paths` need a pack of
-their own. A meta file names no version: versions in between have other tensors, which the conversion refuses by name.
+model and checkpoint manager of nanochat as of October 2025, and as of March to July 2026, whose models have the feature
+`nanochat`. A meta file names no version: versions in between have other tensors, which the conversion refuses by name.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 
 from data.errors import ConfigError
 from store import untrusted_input
-from trainer.records.model_config import ModelConfig, Paths
+from trainer.records.model_config import ModelConfig, NanochatParts
 from trainer.records.model_formats import ModelFormat
 
 SIZES = ("sequence_len", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd")
@@ -47,7 +47,7 @@ def model_of(folder: Path, file: str) -> ModelConfig:
         )
     if odd := [name for name in SIZES if not 1 <= said[name] <= MOST]:
         raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; expected a whole number from 1 to {MOST}")
-    paths = _paths(path, said)
+    parts = _parts(path, said)
     if said["n_embd"] % said["n_head"]:
         raise ConfigError(f"{path}: {said['n_head']} heads do not divide n_embd {said['n_embd']}")
     return ModelConfig(
@@ -59,18 +59,18 @@ def model_of(folder: Path, file: str) -> ModelConfig:
         num_key_value_heads=said["n_kv_head"],
         head_dim=said["n_embd"] // said["n_head"],
         max_position_embeddings=said["sequence_len"],
-        rope_theta=100_000.0 if paths else 10_000.0,
-        rms_norm_eps=EPSILON if paths else 1e-6,
+        rope_theta=100_000.0 if parts else 10_000.0,
+        rms_norm_eps=EPSILON if parts else 1e-6,
         qk_norm=True,
         tie_word_embeddings=False,
         logit_softcap=SOFTCAP,
         mlp="relu2",
         embed_norm=True,
-        paths=paths,
+        nanochat=parts,
     )
 
 
-def _paths(path: Path, said: Mapping[str, Any]) -> Paths | None:
+def _parts(path: Path, said: Mapping[str, Any]) -> NanochatParts | None:
     """Return the parts of nanochat's model of 2026; None for a model of October 2025, which has no `window_pattern`."""
     if odd := [name for name, value in said.items() if name not in (*SIZES, "window_pattern") and value]:
         raise ConfigError(
@@ -83,7 +83,7 @@ def _paths(path: Path, said: Mapping[str, Any]) -> Paths | None:
         raise ConfigError(
             f"{path}: window_pattern is {untrusted_input.printable_line(pattern)}; expected the letters S and L"
         )
-    return Paths(
+    return NanochatParts(
         windows=pattern.upper(),
         window=-(-said["sequence_len"] // (4 * TILE)) * TILE,  # a quarter of the context, rounded up to whole tiles
         value_channels=VALUE_CHANNELS,

@@ -127,7 +127,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
         found[ours] = tensor.float().contiguous()
     for name, shape in wanted.items():
         if name not in found and name.endswith("norm.weight"):
-            is_sharp = model.paths is not None and name.endswith(("q_norm.weight", "k_norm.weight"))
+            is_sharp = model.nanochat is not None and name.endswith(("q_norm.weight", "k_norm.weight"))
             found[name] = torch.full(shape, SHARPNESS if is_sharp else 1.0)
     odd = [f"{name} is missing" for name in wanted if name not in found]
     odd += [f"{untrusted_input.printable_line(name)} is unknown" for name in found if name not in wanted]

@@ -6,75 +6,75 @@ from typing import Any
 
 from data.errors import ConfigError
 from trainer.records.fields import check_bounds
-from trainer.records.model_config import ModelConfig, ModelFeature, Paths
+from trainer.records.model_config import ModelConfig, ModelFeature, NanochatParts
 
 
-def paths_of(config: ModelConfig) -> Paths:
+def parts_of(config: ModelConfig) -> NanochatParts:
     """Return the parts of a model that has this feature."""
-    assert config.paths is not None, "only models with paths reach this pack"
-    return config.paths
+    assert config.nanochat is not None, "only models with nanochat parts reach this pack"
+    return config.nanochat
 
 
 def has_values(config: ModelConfig, layer: int) -> bool:
     """Return True if a layer has value embeddings: every second layer, counted back from the last."""
-    return paths_of(config).value_channels > 0 and layer % 2 == (config.num_hidden_layers - 1) % 2
+    return parts_of(config).value_channels > 0 and layer % 2 == (config.num_hidden_layers - 1) % 2
 
 
 def is_windowed(config: ModelConfig, layer: int) -> bool:
     """Return True if a layer reads a window of earlier tokens only."""
-    windows = paths_of(config).windows
+    windows = parts_of(config).windows
     return layer < config.num_hidden_layers - 1 and windows[layer % len(windows)] == "S"
 
 
-class PathsFeature(ModelFeature):
-    """The model feature `paths`; see `ModelConfig.paths`."""
+class NanochatFeature(ModelFeature):
+    """The model feature `nanochat`; see `ModelConfig.nanochat`."""
 
     about = "has parts of nanochat's speedrun"
     engine = "torch"
-    hooks = "packs.speedrun.trainer.hooks:PathsHooks"
+    hooks = "packs.speedrun.trainer.hooks:NanochatHooks"
 
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError for an unknown pattern of windows, for odd sizes, and beside other features."""
-        paths = paths_of(config)
+        parts = parts_of(config)
         if config.ternary is not None or config.blocks is not None:
-            raise ConfigError("paths cannot be combined with ternary matrices or with decoding in blocks")
-        if not paths.windows or set(paths.windows) - {"L", "S"}:
-            raise ConfigError(f"paths.windows is {paths.windows!r}; expected the letters L and S, such as SSSL")
-        if "S" in paths.windows and paths.window < 1:
-            raise ConfigError(f"paths.windows is {paths.windows}, so paths.window must be at least 1 token")
-        check_bounds(paths, "window value_channels smear_channels", 0)
+            raise ConfigError("nanochat cannot be combined with ternary matrices or with decoding in blocks")
+        if not parts.windows or set(parts.windows) - {"L", "S"}:
+            raise ConfigError(f"nanochat.windows is {parts.windows!r}; expected the letters L and S, such as SSSL")
+        if "S" in parts.windows and parts.window < 1:
+            raise ConfigError(f"nanochat.windows is {parts.windows}, so nanochat.window must be at least 1 token")
+        check_bounds(parts, "window value_channels smear_channels", 0)
         for name in ("value_channels", "smear_channels"):
-            if getattr(paths, name) > config.hidden_size:
+            if getattr(parts, name) > config.hidden_size:
                 raise ConfigError(
-                    f"paths.{name} is {getattr(paths, name)}; a gate reads at most hidden_size {config.hidden_size} "
+                    f"nanochat.{name} is {getattr(parts, name)}; a gate reads at most hidden_size {config.hidden_size} "
                     "channels"
                 )
         if not self.unsupported_parts(config):
-            raise ConfigError("paths has no part; set a part, or paths to null")
+            raise ConfigError("nanochat has no part; set a part, or nanochat to null")
 
     def unsupported_parts(self, config: ModelConfig) -> tuple[str, ...]:
-        paths = paths_of(config)
-        parts = {
-            "sliding windows": "S" in paths.windows,
-            "value embeddings": paths.value_channels,
-            "smear": paths.smear_channels,
-            "scaled residuals": paths.scales,
-            "backout": paths.backout,
+        parts = parts_of(config)
+        found = {
+            "sliding windows": "S" in parts.windows,
+            "value embeddings": parts.value_channels,
+            "smear": parts.smear_channels,
+            "scaled residuals": parts.scales,
+            "backout": parts.backout,
         }
-        return tuple(said for said, has in parts.items() if has)
+        return tuple(said for said, has in found.items() if has)
 
     def config_json_entries(self, config: ModelConfig, is_ours: bool) -> Mapping[str, Any]:
-        return {"paths": asdict(paths_of(config))}
+        return {"nanochat": asdict(parts_of(config))}
 
     def added_shapes(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-        paths, layers = paths_of(config), config.num_hidden_layers
-        if paths.smear_channels:
-            yield "model.smear_gate.weight", (1, paths.smear_channels)
+        parts, layers = parts_of(config), config.num_hidden_layers
+        if parts.smear_channels:
+            yield "model.smear_gate.weight", (1, parts.smear_channels)
             yield "model.smear_scale", (1,)
-        if paths.scales:
+        if parts.scales:
             yield "model.residual_scales", (layers,)
             yield "model.embed_scales", (layers,)
-        if paths.backout:
+        if parts.backout:
             yield "model.backout_scale", (1,)
         for layer in range(layers):
             if has_values(config, layer):
@@ -87,7 +87,7 @@ class PathsFeature(ModelFeature):
                 )
                 yield (
                     f"model.layers.{layer}.self_attn.value_gate.weight",
-                    (config.num_key_value_heads, paths.value_channels),
+                    (config.num_key_value_heads, parts.value_channels),
                 )
 
     def gguf_problem(self, config: ModelConfig, kind: str) -> str:
@@ -95,5 +95,5 @@ class PathsFeature(ModelFeature):
 
     def saved_values_per_token(self, config: ModelConfig) -> int:
         """Return the number of values per token that the backward pass keeps beside a block: inputs of products."""
-        paths, values = paths_of(config), config.num_key_value_heads * config.head_dim
-        return (config.hidden_size if paths.scales else 0) + (values if paths.value_channels else 0)
+        parts, values = parts_of(config), config.num_key_value_heads * config.head_dim
+        return (config.hidden_size if parts.scales else 0) + (values if parts.value_channels else 0)

@@ -18,7 +18,7 @@ from trainer.config import (
     ScheduleConfig,
 )
 from trainer.profiles.derived_phases import scale_rates, street
-from trainer.records.model_config import ModelConfig, Paths
+from trainer.records.model_config import ModelConfig, NanochatParts
 
 Profiles = Mapping[str, Callable[[], Profile]]
 
@@ -55,7 +55,7 @@ def shape(depth: int, vocab_size: int = 32_768, positions: int = 2048) -> ModelC
         logit_softcap=15.0,
         mlp="relu2",
         embed_norm=True,
-        paths=Paths(
+        nanochat=NanochatParts(
             windows="SSSL",
             window=128 * math.ceil(positions / 512),
             value_channels=12,

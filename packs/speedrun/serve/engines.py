@@ -2,7 +2,7 @@
 
 from serve.model_kinds import ModelKind
 
-PATHS = ModelKind(
+NANOCHAT = ModelKind(
     about="has parts of nanochat's speedrun, which only --engine torch supports",
     engines=("torch",),
 )

@@ -25,8 +25,8 @@ SHARES = {  # of `OptimizerConfig.scale_lr`
 }
 
 
-class PathsHooks(ModelHooks):
-    """Hooks of the feature `paths`; see `ModelConfig.paths`."""
+class NanochatHooks(ModelHooks):
+    """Hooks of the feature `nanochat`; see `ModelConfig.nanochat`."""
 
     def make_trunk(self, config: ModelConfig) -> nn.Module:
         return PathTrunk(config)

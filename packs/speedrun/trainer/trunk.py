@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from packs.speedrun.records.feature import has_values, is_windowed, paths_of
+from packs.speedrun.records.feature import has_values, is_windowed, parts_of
 from trainer.model.attention import DocumentBounds, block_masks, has_varlen, positions_in
 from trainer.model.decoder import Attention, Block, KvCache, Linear, Positions, Trunk
 from trainer.records.model_config import ModelConfig
@@ -44,7 +44,7 @@ class PathAttention(Attention):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config)
-        self.channels = paths_of(config).value_channels if has_values(config, layer) else 0
+        self.channels = parts_of(config).value_channels if has_values(config, layer) else 0
         if self.channels:
             self.value_gate = Linear(self.channels, self.kv_heads)
 
@@ -64,22 +64,22 @@ class PathBlock(Block):
 
 
 class PathTrunk(Trunk):
-    """The trunk of models with the feature `paths`; see `ModelConfig.paths`."""
+    """The trunk of models with the feature `nanochat`; see `ModelConfig.nanochat`."""
 
     is_own_attention = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.config, self.paths = config, paths_of(config)
+        self.config, self.parts = config, parts_of(config)
         values = config.num_key_value_heads * config.head_dim
         layers = [layer for layer in range(config.num_hidden_layers) if has_values(config, layer)]
-        if self.paths.smear_channels:
-            self.smear_gate = Linear(self.paths.smear_channels, 1)
+        if self.parts.smear_channels:
+            self.smear_gate = Linear(self.parts.smear_channels, 1)
             self.smear_scale = nn.Parameter(torch.zeros(1))
-        if self.paths.scales:
+        if self.parts.scales:
             self.residual_scales = nn.Parameter(torch.ones(config.num_hidden_layers))
             self.embed_scales = nn.Parameter(torch.zeros(config.num_hidden_layers))
-        if self.paths.backout:
+        if self.parts.backout:
             self.backout_scale = nn.Parameter(torch.zeros(1))
         if layers:
             self.value_embeds = nn.ModuleDict({str(layer): nn.Embedding(config.vocab_size, values) for layer in layers})
@@ -91,18 +91,18 @@ class PathTrunk(Trunk):
         self, ids: Tensor, at: Positions, cache: KvCache | None, documents: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Any]:
         x, _ = super().begin(ids, at, cache, documents, dtype)
-        if channels := self.paths.smear_channels:
+        if channels := self.parts.smear_channels:
             gate = self.smear_scale.to(dtype) * torch.sigmoid(self.smear_gate(x[..., :channels]))
             x = x + gate * self._previous(x, at, cache, documents)
         windowed = at
-        if "S" in self.paths.windows:
-            windowed = replace(at, mask=window_mask(x, at.mask, documents, self.paths.window, self.config))
+        if "S" in self.parts.windows:
+            windowed = replace(at, mask=window_mask(x, at.mask, documents, self.parts.window, self.config))
         return x, Pass(ids, x, windowed)
 
     def enter(self, layer: int, x: Tensor, at: Positions, state: Pass) -> tuple[Tensor, Positions]:
         if layer == self.config.num_hidden_layers // 2 + 1:
             state.middle = x
-        if self.paths.scales:
+        if self.parts.scales:
             x = self.residual_scales[layer] * x + self.embed_scales[layer] * state.embedding
         here = state.windowed if is_windowed(self.config, layer) else at
         if not has_values(self.config, layer):
@@ -112,7 +112,7 @@ class PathTrunk(Trunk):
         return x, PathPositions(here.cos, here.sin, here.mask, here.is_causal, values)
 
     def finish(self, x: Tensor, state: Pass) -> Tensor:
-        if self.paths.backout:
+        if self.parts.backout:
             x = x - self.backout_scale.to(x.dtype) * (x if state.middle is None else state.middle)
         return super().finish(x, state)
 
@@ -152,7 +152,7 @@ class PathTrunk(Trunk):
 def cached_layers(config: ModelConfig) -> int:
     """Return the number of layers of a KV cache whose keys and values hold an embedding; 0 without smear."""
     each = 2 * config.num_key_value_heads * config.head_dim
-    return -(-config.hidden_size // each) if paths_of(config).smear_channels else 0
+    return -(-config.hidden_size // each) if parts_of(config).smear_channels else 0
 
 
 def shifted(x: Tensor) -> Tensor:

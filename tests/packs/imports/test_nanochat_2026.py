@@ -67,7 +67,7 @@ def converted(folder: Path) -> Decoder:
 
 def test_converted_checkpoint_has_the_logits_the_loss_and_the_answer_of_nanochat():
     model = converted(FOLDER)
-    assert model.config.paths is not None and model.config.paths.window == 128 < PROMPT
+    assert model.config.nanochat is not None and model.config.nanochat.window == 128 < PROMPT
     stored = child.read(FOLDER / "base_checkpoints" / "d4" / "model_000010.pt")
     assert model.config.vocab_size == 300 and len(stored["lm_head.weight"]) == 320
     assert_equals_recording(model, FOLDER)

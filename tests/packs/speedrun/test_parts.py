@@ -22,21 +22,27 @@ from trainer.model.decoder import Cache, Decoder, initialise
 from trainer.model.generate import generate
 from trainer.model.huggingface import config_json, model_config, shapes
 from trainer.objectives.shared_rows import hidden_of, pack_answers
-from trainer.records.model_config import BlocksConfig, Paths, Ternary
+from trainer.records.model_config import BlocksConfig, NanochatParts, Ternary
 from trainer.rollouts.generator import generate_answers
 from trainer.rollouts.sampling import Sampling
 
-WHOLE = Paths(windows="SSL", window=4, value_channels=6, smear_channels=8, scales=True, backout=True)
+WHOLE = NanochatParts(windows="SSL", window=4, value_channels=6, smear_channels=8, scales=True, backout=True)
 SHAPE = replace(
-    TINY, num_hidden_layers=4, mlp="relu2", embed_norm=True, tie_word_embeddings=False, logit_softcap=15.0, paths=WHOLE
+    TINY,
+    num_hidden_layers=4,
+    mlp="relu2",
+    embed_norm=True,
+    tie_word_embeddings=False,
+    logit_softcap=15.0,
+    nanochat=WHOLE,
 )
 IDS = torch.randint(0, 300, (2, 40), generator=torch.Generator().manual_seed(3))
 PARTS = {
-    "sliding windows": Paths(windows="SL", window=4),
-    "value embeddings": Paths(value_channels=6),
-    "smear": Paths(smear_channels=8),
-    "scaled residuals": Paths(scales=True),
-    "backout": Paths(backout=True),
+    "sliding windows": NanochatParts(windows="SL", window=4),
+    "value embeddings": NanochatParts(value_channels=6),
+    "smear": NanochatParts(smear_channels=8),
+    "scaled residuals": NanochatParts(scales=True),
+    "backout": NanochatParts(backout=True),
 }
 
 
@@ -51,8 +57,8 @@ def random_model(config=SHAPE) -> Decoder:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_changes_the_logits_and_has_parameters_and_a_name_of_its_own(part):
-    config = replace(SHAPE, paths=PARTS[part])
-    model, plain = random_model(config), random_model(replace(config, paths=None))
+    config = replace(SHAPE, nanochat=PARTS[part])
+    model, plain = random_model(config), random_model(replace(config, nanochat=None))
     plain.load_state_dict(model.state_dict(), strict=False)
     assert (model(IDS) - plain(IDS)).abs().max() > 1e-2
     assert [one.unsupported_parts(config) for one in config.features] == [(part,)]
@@ -61,9 +67,9 @@ def test_a_part_changes_the_logits_and_has_parameters_and_a_name_of_its_own(part
     assert model_config(config_json(config, "float32", 0, [0])) == config
 
 
-@pytest.mark.parametrize("paths", [WHOLE, PARTS["sliding windows"], PARTS["smear"]], ids=["whole", "windows", "smear"])
-def test_logits_with_a_cache_equal_those_without_also_for_padded_rows(paths):
-    config = replace(SHAPE, paths=paths)
+@pytest.mark.parametrize("parts", [WHOLE, PARTS["sliding windows"], PARTS["smear"]], ids=["whole", "windows", "smear"])
+def test_logits_with_a_cache_equal_those_without_also_for_padded_rows(parts):
+    config = replace(SHAPE, nanochat=parts)
     model, starts = random_model(config), torch.tensor([0, 15])
     with torch.inference_mode():
         whole, alone = model(IDS), model(IDS[1:, 15:])  # The first 15 positions of the second row are padding.
@@ -159,10 +165,10 @@ def test_recomputed_activations_give_the_gradients_of_kept_activations(how):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"paths": Paths(windows="SX", window=4)}, "expected the letters L and S"),
-        ({"paths": Paths(windows="SL")}, "paths.window must be at least 1"),
-        ({"paths": Paths(smear_channels=64)}, "at most hidden_size 32"),
-        ({"paths": Paths()}, "paths has no part"),
+        ({"nanochat": NanochatParts(windows="SX", window=4)}, "expected the letters L and S"),
+        ({"nanochat": NanochatParts(windows="SL")}, "nanochat.window must be at least 1"),
+        ({"nanochat": NanochatParts(smear_channels=64)}, "at most hidden_size 32"),
+        ({"nanochat": NanochatParts()}, "nanochat has no part"),
         ({"mlp": "swiglu", "embed_norm": False, "ternary": Ternary()}, "cannot be combined with ternary matrices"),
         ({"blocks": BlocksConfig()}, "cannot be combined with ternary matrices or with decoding in blocks"),
     ],
@@ -192,7 +198,7 @@ def test_model_is_refused_with_the_name_of_a_missing_pack(monkeypatch, tmp_path)
     records.feature.cache_clear()
     (tmp_path / "config.json").write_text(json.dumps(raw))
     try:
-        with pytest.raises(ConfigError, match="paths belongs to the pack speedrun, and packs/speedrun is missing"):
+        with pytest.raises(ConfigError, match="nanochat belongs to the pack speedrun, and packs/speedrun is missing"):
             model_config(raw)
         with pytest.raises(UsageError, match="belongs to the pack speedrun"):
             model_kinds.kind_of(str(tmp_path))

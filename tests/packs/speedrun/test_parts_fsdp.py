@@ -7,12 +7,12 @@ import pytest
 from packs.speedrun.records.recipes import MUON
 from tests.trainer.parallel.test_fsdp import ODD, config, run
 from trainer.config import OptimizerConfig
-from trainer.records.model_config import Paths
+from trainer.records.model_config import NanochatParts
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
-WHOLE = Paths(windows="SL", window=4, value_channels=6, smear_channels=8, scales=True, backout=True)
-MODEL = replace(ODD, embed_norm=True, tie_word_embeddings=False, logit_softcap=15.0, paths=WHOLE)
+WHOLE = NanochatParts(windows="SL", window=4, value_channels=6, smear_channels=8, scales=True, backout=True)
+MODEL = replace(ODD, embed_norm=True, tie_word_embeddings=False, logit_softcap=15.0, nanochat=WHOLE)
 
 
 def test_two_processes_train_like_one(tmp_path):
