@@ -1,8 +1,7 @@
 """`python -m trainer.spread [--train 0 --answer 1,2] WORDS`: run `python WORDS` by torchrun, one process per GPU.
 
 GPU numbers count from 0 among the visible GPUs. Training processes see the `--train` GPUs; SLIPWAY_ANSWERING_DEVICES
-lists the `--answer` GPUs for rollout engines. `--spare N`, from older jobs, reserves the last N GPUs for rollouts.
-Without a GPU, a single process trains on the CPU.
+lists the `--answer` GPUs for rollout engines. Without a GPU, a single process trains on the CPU.
 
 SLIPWAY_NODE_RANK, SLIPWAY_NUM_NODES, MASTER_ADDR and MASTER_PORT describe the nodes. Node ranks are fixed, because node
 0 holds the checkpoints; after a failure the caller restarts all nodes. Exit codes pass through from the processes,
@@ -63,22 +62,17 @@ def main(words: list[str]) -> int:
 
 
 def divide_gpus(words: list[str], gpus: int) -> tuple[list[int], list[int], list[str]]:
-    """Parse `--spare` or `--train ... --answer ...`; return (training GPUs, rollout GPUs, remaining words).
+    """Parse `--train ... --answer ...`; return (training GPUs, rollout GPUs, remaining words).
 
-    Raises ValueError for a GPU number beyond `gpus`, or when no GPU remains for training.
+    Raises ValueError for a GPU number beyond `gpus`.
     """
     training, answering = list(range(gpus)), list[int]()
-    if words[:1] == ["--spare"]:
-        spare, words = int(words[1]), words[2:]
-        training, answering = training[: max(0, gpus - spare)], training[max(0, gpus - spare) :]
-    elif words[:1] == ["--train"]:
+    if words[:1] == ["--train"]:
         said, words = (words[1], words[3]), words[4:]
         if gpus:
             training, answering = ([int(one) for one in some.split(",")] for some in said)
     if beyond := [one for one in (*training, *answering) if one >= gpus]:
         raise ValueError(f"GPU {max(beyond)} does not exist: this machine has {gpus} GPUs")
-    if gpus and not training:
-        raise ValueError(f"{len(answering)} of {gpus} GPUs are reserved for answers, and no GPU remains for training")
     return training, answering, words
 
 

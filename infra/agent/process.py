@@ -22,6 +22,7 @@ from typing import Dict, Iterable, Iterator, List, Optional, Set
 
 TOKEN = "SLIPWAY_TOKEN"
 POLL_S = 0.02
+SURVIVED = "could not be ended"
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_DUMPABLE = 4
 PROC = Path("/proc")
@@ -143,7 +144,7 @@ def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float
 def describe_survivors(survivors: Iterable[Identity]) -> str:
     """Return a message about the processes that survived, or ""."""
     pids = ", ".join(str(one.pid) for one in survivors)
-    return f"DIRTY: processes {pids} could not be ended" if pids else ""
+    return f"processes {pids} {SURVIVED}" if pids else ""
 
 
 def descendants(pid: int) -> Set[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from infra.agent.host import may_share
 from infra.agent.job import Limits, PodFolder
+from infra.agent.process import SURVIVED
 from infra.errors import Ambiguous, Busy, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import AGENT, HostMemory, ask, map_parallel, run_script
 from infra.machines.inventory import Host, InvalidEntry, OwnMachines, load, tell_unusable
@@ -45,7 +46,7 @@ class SshPools(Provider):
     hosts: tuple[Host, ...]
     connect: Connect
     memory: HostMemory
-    end_s: float = 60.0  # seconds; a killed process alive for longer makes the machine DIRTY
+    end_s: float = 60.0  # seconds; a killed process alive for longer keeps the machine leased
     name: str = "ssh"
     unusable: tuple[InvalidEntry, ...] = ()  # unusable entries of the inventory
 
@@ -151,12 +152,11 @@ class SshPools(Provider):
         if survivors:
             self.memory.record_failure(machine, survivors)
             raise SlipwayError(
-                f"{self.name}: {host.place} is {survivors}; end the processes on that machine, then run the command "
-                "again"
+                f"{self.name}: {host.place}: {survivors}; end the processes on that machine, then run the command again"
             )
         if pod:
             ask(transport, host.python, "unmark", pod.run, token)
-        if self.memory.get(machine).failure.startswith("DIRTY"):
+        if self.memory.get(machine).failure.endswith(SURVIVED):
             self.memory.clear_failure(machine)
 
     def reach(self, pod: Pod) -> Transport:

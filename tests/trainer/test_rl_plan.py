@@ -4,20 +4,19 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from data.config import ConfigError, Persona, load
+from data.config import ConfigError, Persona
 from infra.errors import UsageError
 from infra.records import Inventory, Request
 from tests.world import ROOT
 from trainer import plan as planning
 from trainer import recipes, spread
-from trainer.config import PhaseConfig
 from trainer.errors import Refused
 from trainer.parallel.process_group import Ranks
 from trainer.phases import rl as phase_rl
@@ -100,12 +99,6 @@ def test_rl_flags_are_parsed_and_a_reward_file_is_sent_as_text():
             {"engine_devices": (1,)},
             "--engine-devices 1: the number of GPUs of the machine is unknown. Set --num-gpus",
         ),
-        (
-            4,
-            1,
-            {"engine_devices": 2},
-            r"engine_devices is the number 2; list the GPUs for answers, .* such as \[1, 2\]",
-        ),
         (2, 1, {"engine_devices": (0, 1)}, "--engine-devices 0,1: no GPU of 2 remains to train. .* --num-gpus 3"),
         (2, 1, {"train_devices": (0, 1)}, "--train-devices 0,1: no GPU of 2 remains to answer. .* --num-gpus 3"),
         (
@@ -134,7 +127,7 @@ def test_vllm_uses_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, p
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ({"engine_devices": 1}, "the engine embedded has no separate GPUs"),
+        ({"engine_devices": (1,)}, "the engine embedded has no separate GPUs"),
         ({"train_devices": (0, 1)}, "train_devices is 0,1, but the engine embedded has no separate GPUs"),
         ({"engine": "vllm", "train_devices": (0, 0)}, "train_devices is 0,0; the list names a GPU twice"),
         ({"engine": "vllm", "engine_devices": (-1,)}, "engine_devices is -1; GPU numbers start at 0"),
@@ -237,22 +230,6 @@ def test_estimate_covers_the_training_gpus():
     assert list(estimates.gpu_layouts(recipe(("rl",))["rl"].spec, request)) == ["ddp", "fsdp"]
 
 
-def test_job_of_an_earlier_version_with_a_number_of_gpus_resumes():
-    nodes = recipe(("rl",), rl={"engine": "vllm"})
-    said = json.loads(json.dumps(asdict(nodes["rl"].spec)))
-    del said["rl"]["train_devices"]
-    for number, parts in ((0, ((0, 1, 2, 3), ())), (1, ((0, 1, 2), (3,))), (3, ((0,), (1, 2, 3)))):
-        said["rl"]["engine_devices"] = number
-        config = load(PhaseConfig, said)
-        assert config.rl.divide_gpus(4) == parts and config.digest() == nodes["rl"].spec.digest()
-    for number in (1, 3):
-        assert spread.divide_gpus(["--spare", str(number), "-m", "trainer", "rl"], 4) == (
-            *([*range(4 - number)], [*range(4 - number, 4)], ["-m", "trainer", "rl"]),
-        )
-    with pytest.raises(ValueError, match="4 of 4 GPUs are reserved for answers, and no GPU remains for training"):
-        spread.divide_gpus(["--spare", "4", "-m", "trainer"], 4)
-
-
 def test_machine_with_fewer_gpus_than_planned_is_refused_and_a_cpu_machine_trains_on_its_cpu(capfd):
     assert spread.divide_gpus(["--train", "0", "--answer", "1", "-m", "trainer"], 0) == ([], [], ["-m", "trainer"])
     with pytest.raises(ValueError, match="GPU 5 does not exist: this machine has 2"):
@@ -285,7 +262,6 @@ pathlib.Path(sys.argv[1], own["LOCAL_RANK"]).write_text(json.dumps(own))
         ("", ["--train", "3,1", "--answer", "2,0"], "3,1", "2,0", 2, ["2,0"]),
         ("4,5,6,7", ["--train", "1,0", "--answer", "3"], "5,4", "7", 1, ["7"]),
         ("4,5,6,7", ["--train", "0", "--answer", "1,2,3"], "4", "5,6,7", 3, ["5,6,7"]),
-        ("4,5,6,7", ["--spare", "1"], "4,5,6", "7", 1, ["7"]),
     ],
 )
 def test_training_processes_see_only_their_gpus_and_each_engine_its_share_of_the_others(

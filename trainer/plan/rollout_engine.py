@@ -31,11 +31,6 @@ def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
                 "leaves the other GPUs for training"
             )
         return
-    if isinstance(rl.engine_devices, int) and rl.engine_devices:
-        raise UsageError(
-            f"engine_devices is the number {rl.engine_devices}; list the GPUs for answers, counted "
-            "from 0, such as [1, 2]"
-        )
     if not count:
         raise UsageError(f"{said}: the number of GPUs of the machine is unknown. Set --num-gpus")
     training, answering = rl.divide_gpus(count)
@@ -112,6 +107,5 @@ def _with(count: int, request: Request) -> str:
 
 
 def _as_typed(rl: RlConfig) -> str:
-    answering = (rl.engine_devices,) if isinstance(rl.engine_devices, int) else rl.engine_devices
-    said = (("--engine-devices", answering if rl.engine_devices else ()), ("--train-devices", rl.train_devices))
+    said = (("--engine-devices", rl.engine_devices), ("--train-devices", rl.train_devices))
     return " ".join(f"{flag} {joined(some)}" for flag, some in said if some)

@@ -58,9 +58,8 @@ class RlConfig:
     """Engine for the answers. `embedded`: the model in training; `vllm`: vLLM in separate processes with new weights
     before each step: a single process on a machine without a GPU, else a process on each of `engine_devices`, or on
     each group of `engine_tensor_parallel` of them."""
-    engine_devices: tuple[int, ...] | int = rounding(())
-    """GPUs of the machine, counted from 0, for vLLM; () = all except `train_devices`. Jobs of earlier versions contain
-    an integer instead: the number of GPUs at the end of the machine's list."""
+    engine_devices: tuple[int, ...] = rounding(())
+    """GPUs of the machine, counted from 0, for vLLM; () = all except `train_devices`."""
     train_devices: tuple[int, ...] = rounding(())
     """GPUs of the machine for training; () = all except `engine_devices`."""
     engine_tensor_parallel: int = rounding(1)
@@ -126,14 +125,13 @@ class RlConfig:
 
     def _check_devices(self) -> None:
         for name in ("engine_devices", "train_devices"):
-            said = getattr(self, name)
-            some = (said,) if isinstance(said, int) else said
+            some = getattr(self, name)
             words = ",".join(map(str, some))
             if any(one < 0 for one in some):
                 raise ConfigError(f"{name} is {words}; GPU numbers start at 0")
             if len(set(some)) < len(some):
                 raise ConfigError(f"{name} is {words}; the list names a GPU twice")
-            if said and self.engine != "vllm":
+            if some and self.engine != "vllm":
                 raise ConfigError(
                     f"{name} is {words}, but the engine {self.engine} has no separate GPUs. Use --engine vllm"
                 )
@@ -143,7 +141,7 @@ class RlConfig:
                 f"engine_tensor_parallel is {spread}, but the engine {self.engine} has no tensor parallelism. "
                 "Use --engine vllm"
             )
-        answering = () if isinstance(self.engine_devices, int) else self.engine_devices
+        answering = self.engine_devices
         if len(answering) % spread:
             raise ConfigError(
                 f"engine_tensor_parallel is {spread}, which does not divide the {len(answering)} GPUs "
@@ -162,8 +160,6 @@ class RlConfig:
         Without configured devices, all GPUs train. The result may contain configured GPUs missing on the machine.
         """
         training, answering = self.train_devices, self.engine_devices
-        if isinstance(answering, int):
-            answering = tuple(range(num_gpus))[-answering:] if answering else ()
         if not training and not answering:
             return tuple(range(num_gpus)), ()
         rest = tuple(one for one in range(num_gpus) if one not in training and one not in answering)

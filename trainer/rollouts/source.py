@@ -109,9 +109,8 @@ class Rollouts(Source):
         self.next_round.load(tensors)
         if "first" in tensors:
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
-            if "times" in held:  # older checkpoints lack shared rows: generate again
-                told = json.loads(tensors["told"].numpy().tobytes()) if "told" in tensors else {}
-                self.round_batch = (int(tensors["first"]), held, told)
+            told = json.loads(tensors["told"].numpy().tobytes())
+            self.round_batch = (int(tensors["first"]), held, told)
 
     def _update_speed(self, now: float) -> dict[str, float]:
         """Return the speed of the previous update; {} before the first update."""

@@ -276,14 +276,16 @@ class Guard:
     def _end(self, state: str, reason: str, patience_s: float) -> int:
         """End every process of the pod, write the verdict if the agent could not, and return the exit code."""
         survivors = end_all(self.job.token, patience_s)
-        dirty = describe_survivors(survivors)
+        remaining = describe_survivors(survivors)
         if state == LEFT and not self.pod.verdict.exists():
             self._report()
-            say(f"exited for a restart by the engine: {reason}; {dirty or 'no process is left'}")
+            say(f"exited for a restart by the engine: {reason}; {remaining or 'no process is left'}")
             return 1 if survivors else 0
-        ending = write_missing_verdict(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
+        ending = write_missing_verdict(
+            self.pod, verdict(self.job, state, f"{reason}; {remaining}" if remaining else reason)
+        )
         self._report()
-        say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'no process is left'}")
+        say(f"the end: {ending['state']} {ending['reason']}; {remaining or 'no process is left'}")
         return 1 if survivors else 0
 
     def terminate_pod(self) -> None:

@@ -84,7 +84,7 @@ def test_processes_that_survive_are_returned_and_named(monkeypatch) -> None:
     try:
         left = process.end_all(token, grace_s=0.0, kill_s=0.0)
         assert [survivor.pid for survivor in left] == [one.pid]
-        assert process.describe_survivors(left) == f"DIRTY: processes {one.pid} could not be ended"
+        assert process.describe_survivors(left) == f"processes {one.pid} could not be ended"
     finally:
         one.kill()
         one.wait()

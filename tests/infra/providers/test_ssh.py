@@ -334,18 +334,18 @@ def working(transport, pod):
         return False
 
 
-def test_a_machine_with_surviving_processes_is_dirty_and_stays_leased(inventory, journal):
+def test_a_machine_with_surviving_processes_stays_leased(inventory, journal):
     provider = replace(inventory(1), end_s=0.5)
     op = rent(provider, journal, "a-1")
     stranger = subprocess.Popen([sys.executable, "-c", RESPAWN % op.token])  # no process of ours
     try:
         until(lambda: find(op.token), "a process of the pod")
-        with pytest.raises(SlipwayError, match="is DIRTY: processes .* could not be ended; .* inv down a-1"):
+        with pytest.raises(SlipwayError, match="processes .* could not be ended; .* inv down a-1"):
             pods.end(provider, op, journal)
         assert journal.op(op.token).state == "TERMINATING" and provider.find(op.remote_id) is not None
         place = provider.hosts[0].place
-        assert provider.memory.get(f"ssh:{place}").failure.startswith("DIRTY: processes ")
-        with pytest.raises(NoOffer, match=f"the machine failed before: DIRTY: .* run: inv hosts --forget {place}"):
+        assert provider.memory.get(f"ssh:{place}").failure.startswith("processes ")
+        with pytest.raises(NoOffer, match=f"the machine failed before: processes .* run: inv hosts --forget {place}"):
             provider.offers(Request(run="b-2"))
     finally:
         stranger.kill()

@@ -90,7 +90,7 @@ def test_checkpoint_is_refused_before_planning_with_the_name_of_the_missing_pack
     monkeypatch.setattr(packs, "FOLDER", tmp_path / "packs")
     records.feature.cache_clear()
     try:
-        with pytest.raises(ConfigError, match="paths belongs to the pack speedrun, and packs/speedrun is missing"):
+        with pytest.raises(ConfigError, match="nanochat belongs to the pack speedrun, and packs/speedrun is missing"):
             nanochat.model_of(FOLDER / "base_checkpoints" / "d4", "model_000010.pt")
     finally:
         records.feature.cache_clear()
