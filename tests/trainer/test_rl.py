@@ -103,7 +103,7 @@ def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_sam
     assert hashes(published_model(world, "late")) == hashes(published_model(world, "parted-late"))
     kept = (published_model(world, "late").folder.parent / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in kept.splitlines()]
-    assert lines[0]["moved"] < 1e-4 < lines[1]["moved"]
+    assert lines[0]["mismatch"] < 1e-4 < lines[1]["mismatch"]
 
     assert run_phase(config_of("rl"), "plain") == 0
     lines = [

@@ -146,7 +146,7 @@ def test_vllm_uses_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, p
         ),
         ({"lag": 2}, "it must be 0 or 1, the age of answers in updates"),
         ({"lag": 1, "dynamic_sampling": 1}, "needs the weights before the update"),
-        ({"lag": 1, "loss": "plain"}, "plain has no ratio"),
+        ({"lag": 1, "correction": 0.0}, "treat answers of older weights"),
     ],
 )
 def test_conflicting_flags_are_refused(words, problem):

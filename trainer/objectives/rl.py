@@ -26,9 +26,9 @@ class PolicyLoss:
 
     A batch holds the arrays of `pack_answers` and, from `worth`, sums over the answers sharing a target, each (rows,
     T): `better` and `worse`, positive and negative advantages times weights; `weights`, the weights; `times`, the
-    number of answers. Further arrays hold ln p (rows, T) of the targets: `old` under the policy of the rollout,
-    computed by the trainer or, if unavailable, by the engine (absent when the rollout policy is the current policy);
-    `sampled` as computed by the engine; `reference` under the initial model of the phase.
+    number of answers. Further arrays hold ln p (rows, T) of the targets: `old` under the weights before the first
+    update on the answers, computed by the trainer (absent in this first update); `sampled` under the weights of the
+    answers, computed by the engine; `reference` under the initial model of the phase.
     """
 
     def __init__(self, config: RlConfig) -> None:
@@ -45,8 +45,8 @@ class PolicyLoss:
         """Return the loss summed over tokens, and summed metrics.
 
         Metrics: `entropy` (nats), `clipped` (tokens with a clipped gradient for at least one answer), `mismatch`
-        (|difference of ln p| between engine and trainer), `moved` (|difference of ln p| since the rollout policy) and
-        `kl` (nats).
+        (|difference of ln p| between engine and trainer, with `lag` also of one update), `moved` (|difference of ln p|
+        since the first update on the answers) and `kl` (nats).
         """
         config, width = self.config, batch["targets"].shape[1]
         counted = target_indices(batch)

@@ -44,8 +44,8 @@ class RlConfig:
     num_iterations: int = 1
     """Updates on the same answers."""
     correction: float = 2.0
-    """Maximum importance weight of a token if the engine and the trainer disagree about the token's probability; 0 = no
-    correction."""
+    """Maximum importance weight of a token whose probability differs between the engine, with `lag` of earlier weights,
+    and the trainer; 0 = no correction."""
     dynamic_sampling: int = 0
     """Maximum number of retries with other prompts, replacing prompts whose answers all have the same reward."""
     overlong: int = 0
@@ -105,13 +105,15 @@ class RlConfig:
         self._check_devices()
         if self.lag > 1:
             raise ConfigError(f"lag is {self.lag}; it must be 0 or 1, the age of answers in updates")
-        if self.lag and (self.dynamic_sampling or self.loss == "plain"):
-            what = (
-                "dynamic_sampling needs the weights before the update"
-                if self.dynamic_sampling
-                else "loss plain has no ratio"
+        if self.lag and self.dynamic_sampling:
+            raise ConfigError(
+                "lag is 1, but dynamic_sampling needs the weights before the update. Use only one of the two settings"
             )
-            raise ConfigError(f"lag is 1, but {what}. Use only one of the two settings")
+        if self.lag and not self.correction:
+            raise ConfigError(
+                "lag is 1, but correction is 0: the loss would treat answers of older weights as answers of the "
+                "current weights. Set correction, such as 2.0"
+            )
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}; known: {', '.join(LOSSES)}")
         if self.engine not in ENGINES:

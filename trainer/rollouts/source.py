@@ -216,11 +216,12 @@ class Rollouts(Source):
         targets = batch["targets"]
         batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
         sampled = scatter_to_targets(targets, spots, [found.logprobs[row] for row in rows])
-        if rl.lag:  # the sampling policy is gone; only the engine's log-probabilities remain
-            batch["old"] = sampled
-        elif rl.correction or rl.num_iterations > 1:
+        # With `lag`, the importance weight also covers the update since the answers. Clipping around the weights of the
+        # answers would stop most tokens of a large update; clipping around the current weights stops none in the first
+        # update (decoupled PPO: Hilton et al., arXiv 2110.00641; Fu et al., arXiv 2505.24298).
+        if rl.correction or rl.num_iterations > 1 or rl.lag:
             batch["sampled"] = sampled
-        if rl.num_iterations > 1 and not rl.lag:
+        if rl.num_iterations > 1:
             batch["old"] = self._logprobs(model, batch)
         if self.reference is not None:
             batch["reference"] = self._logprobs(self.reference, batch)

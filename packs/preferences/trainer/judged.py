@@ -25,7 +25,7 @@ class Judged(Rollouts):
 
     def _rows(self, found: Round, rewards: np.ndarray, model: Decoder) -> Batch:
         batch = super()._rows(found, np.zeros_like(rewards), model)
-        student = next((batch[name] for name in ("old", "sampled") if name in batch), None)
+        student = batch.get("old", None if self.rl.lag else batch.get("sampled"))
         return judged(batch, self._logprobs(model, batch) if student is None else student)
 
     def _check_signal(self, signal: float) -> None:

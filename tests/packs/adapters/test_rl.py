@@ -50,8 +50,8 @@ def test_rl_trains_an_adapter(world, monkeypatch):
         assert (folder / "hf/adapter_model.safetensors").is_file() and not (folder / "hf/model.safetensors").exists()
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         # The merged copy answers with the weights of the trainer: an unmerged adapter would show here.
-        assert all(one["mismatch" if name == "plain" else "moved"] < (1e-4 if name == "plain" else 1) for one in lines)
-        # Answers one step old slow this rate of learning down too much for a dozen steps.
+        assert all(one["mismatch"] < (1e-4 if name == "plain" else 1) for one in lines)
+        # The reward depends on the discovery of the shortest answer, which answers one step old delay by chance.
         if name == "plain":
             assert sum(one["reward"] for one in lines[-2:]) > sum(one["reward"] for one in lines[:2]) + 0.4
 

@@ -81,17 +81,17 @@ def target_logprobs(model, batch):
 
 
 @pytest.mark.parametrize("kind", [Embedded, ParallelEngine])
-def test_answers_of_a_step_come_from_the_previous_weights_with_the_matching_ratio(make_rollouts, kind):
+def test_answers_of_a_step_come_from_the_previous_weights_with_their_importance_weight(make_rollouts, kind):
     weights, source = models(5), make_rollouts(kind([0], 16))
     made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights)]
     for step, batch in enumerate(made):
         counted, before = batch["targets"] != IGNORED, weights[max(0, step - 1)]
-        np.testing.assert_allclose(batch["old"][counted], target_logprobs(before, batch)[counted], atol=1e-4)
+        np.testing.assert_allclose(batch["sampled"][counted], target_logprobs(before, batch)[counted], atol=1e-4)
         if step:
-            assert np.abs(batch["old"] - target_logprobs(weights[step], batch))[counted].mean() > 0.01
+            assert np.abs(batch["sampled"] - target_logprobs(weights[step], batch))[counted].mean() > 0.01
     tensors = {name: torch.from_numpy(values) for name, values in made[3].items()}
     _, figures = PolicyLoss(source.rl).loss(weights[3], tensors)
-    assert figures["moved"] > 0 and "mismatch" not in figures
+    assert figures["mismatch"] > 0 and figures["clipped"] == 0 and "moved" not in figures
     if kind is ParallelEngine:
         assert source.policy.engine.thread is not threading.main_thread()
 
