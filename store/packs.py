@@ -22,7 +22,7 @@ INDEX = Path(__file__).with_name("known_packs.json")
 BY_WORD = (
     *("works", "providers", "schemas", "shard_engines", "trackers", "phases", "profiles", "model_formats"),
     *("model_features", "model_layouts", "model_changes", "phase_settings", "served_models", "exports", "line_flags"),
-    "row_readers",
+    *("row_readers", "schedule_ends"),
 )
 
 
@@ -151,6 +151,10 @@ class Pack:
     """Functions `(settings) -> values by variable`: secrets of a job whose store is remote."""
     kernel_keepers: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `trainer.kernels.KernelKeeper`, which keep compiled kernels beyond a run."""
+    launch_changes: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(flags of a launch, whether the machine is rented) -> flags`, applied before the limits are read."""
+    schedule_ends: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `trainer.schedule_end.ScheduleEnd`, by the word in `ScheduleConfig.end`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,12 +101,17 @@ class ScheduleConfig:
     final: float = 0.0
     kind: str = "linear"
     """`linear` or `cosine`."""
+    end: str = newer("")
+    """Word of a pack that may change the number of steps during training; "" = the number is fixed."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "cosine"):
             raise ConfigError(f"schedule kind is {self.kind!r}; known: linear, cosine")
         if not 0 <= self.decay <= 1:
             raise ConfigError(f"decay is {self.decay}; it must lie in [0, 1]")
+        if self.end and self.end not in packs.entries("schedule_ends"):
+            missing = packs.missing_pack_message("schedule_ends", self.end)
+            raise ConfigError(missing or f"no pack has the end of a schedule {self.end!r}")
         check_bounds(self, "warmup_steps final", 0)
 
 

@@ -38,6 +38,7 @@ from trainer.parallel.process_group import Ranks, convert_peer_errors
 from trainer.reporting.metrics import Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import is_due
+from trainer.schedule_end import ScheduleEnd, end_of
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +65,15 @@ class Training:
     sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
     after_first_step: Callable[[], None] = lambda: None  # called once, after the compilations of the first step
     step: int = 0  # completed steps
+    steps: int = field(init=False)  # steps of the whole run
+    end: ScheduleEnd = field(init=False)
     skipped: int = 0  # consecutive non-finite steps
     failed_saves: int = 0  # consecutive
     rolled_back: bool = False
     figures: dict[str, float] = field(default_factory=dict)  # metrics of the last step
+
+    def __post_init__(self) -> None:
+        self.steps = self.config.steps
 
     def run(self) -> Checkpoint | None:
         """Train to the last step, resuming from the newest checkpoint, and return the verified final checkpoint.
@@ -87,7 +93,7 @@ class Training:
             raise Diverged(f"{error}, again after a roll-back to a checkpoint. Lower the learning rate") from None
 
     def _run_from_newest(self) -> Checkpoint | None:
-        steps, every = self.config.steps, self.checkpoints.keeping.save_every
+        every = self.checkpoints.keeping.save_every
         self.saver = Saver(self.checkpoints, self.ranks)
         newest = self.checkpoints.find_newest() if self.ranks.is_first else None
         # Open metrics before the first collective: TensorBoard and W&B start slowly, on the first process only.
@@ -97,23 +103,25 @@ class Training:
             self._resume(newest)
             self._require_space()
             self.source.prepare(self.model)
+            self.end = end_of(self.config) if self.ranks.is_first else ScheduleEnd(self.config)
             if metrics is not None:
+                metrics.steps = self.steps
                 metrics.begin()
             asked_to_save = save_request.of(os.environ) if self.ranks.is_first else save_request.never
             with defer_stop_signals() as asked_to_stop, self._batches() as batches:
-                while self.step < steps:
+                while self.step < self.steps:
                     stop, save = self._advance(batches, metrics, asked_to_stop, asked_to_save)
                     if not is_quick:
                         is_quick = True
                         if not self.skipped:  # kernels of a step that is not finite may be wrong
                             self.after_first_step()
                         self.ranks.shorten_timeout(*([self.sharding.group] if self.sharding.group else []))
-                    if self.step == steps or self.step % every == 0 or stop or save:
+                    if self.step == self.steps or self.step % every == 0 or stop or save:
                         self._save()
-                    self._collect(wait=stop or self.step == steps)
-                    if stop and self.step < steps:
+                    self._collect(wait=stop or self.step == self.steps)
+                    if stop and self.step < self.steps:
                         raise Preempted(
-                            f"the trainer stopped at step {self.step} of {steps}. To resume, start the run again"
+                            f"the trainer stopped at step {self.step} of {self.steps}. To resume, start the run again"
                         )
         except NonFinite:  # raised on all processes alike
             self._collect(wait=True)
@@ -125,9 +133,9 @@ class Training:
         if not self.ranks.is_first:
             return None
         final = self.checkpoints.find_newest()
-        if final is None or final.step != steps:
+        if final is None or final.step != self.steps:
             raise TrainerError(
-                f"{self.checkpoints.folder}: step {steps} is done, but the checkpoint is not saved. Start again"
+                f"{self.checkpoints.folder}: step {self.steps} is done, but the checkpoint is not saved. Start again"
             )
         return final
 
@@ -142,7 +150,7 @@ class Training:
         newest: given on the first process only; None there starts at step 0. Raises Diverged for a failed rollback.
         """
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.sharding)
-        self.skipped = 0
+        self.skipped, self.steps = 0, self.config.steps
         found = self.ranks.broadcast(_cursor(newest) if newest else None)
         if found is None:
             log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
@@ -156,8 +164,8 @@ class Training:
             return
         self._load_checkpoint(newest)
         self.source.resume(found)
-        self.step = found["step"]
-        emit("note", text=f"{self.config.phase}: resuming from step {self.step} of {self.config.steps}")
+        self.step, self.steps = found["step"], found.get("steps", self.config.steps)
+        emit("note", text=f"{self.config.phase}: resuming from step {self.step} of {self.steps}")
 
     def _load_checkpoint(self, newest: Checkpoint | None) -> None:
         """Load model, optimizer, random state and source state from a checkpoint.
@@ -199,8 +207,8 @@ class Training:
 
         Skip the update for a non-finite loss or gradient norm. Raises NonFinite after over MAX_SKIPPED skips in a row.
         """
-        scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
-        self.objective.set_step(self.step)
+        scale = learning_rate_scale(self.config.schedule, self.step, self.steps)
+        self.objective.set_step(self.step, self.steps)
         batch, waited_s = batches.next_batch()
         self.optimizer.zero_grad()
         count: float = self.objective.loss_divisor(batch)
@@ -217,14 +225,18 @@ class Training:
             rows = evenly(len(batch["ids"]), rows)
         with convert_peer_errors() if self.ranks.size > 1 else nullcontext():
             sums = accumulate(self.model, batch, rows, count, self.objective, self.sharding.prepare_pass)
-        asked = [torch.full((), float(one()), device=sums["loss"].device) for one in (asked_to_stop, asked_to_save)]
+        # The number of steps applies from the next step on; all processes but the first add 0.
+        new_steps = self.end.num_steps(self.step + 1, self.steps) if self.ranks.is_first else 0
+        said_here = (asked_to_stop(), asked_to_save(), new_steps)
+        asked = [torch.full((), float(one), device=sums["loss"].device) for one in said_here]
         said = self.ranks.all_reduce(torch.stack([*asked, *sums.values()]))
         norm_of_all = self.optimizer.clip()
         # The only synchronization with the GPU in a step; all other work is queued.
-        norm, stop, save, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
+        norm, stop, save, new_steps, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
         others = dict(zip(sums, found, strict=True))
         loss = others.pop("loss")
         self.step += 1
+        self._set_steps(int(new_steps), metrics)
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
@@ -233,7 +245,7 @@ class Training:
             if metrics is not None:
                 counts = StepTokens(int(tokens), int(learnt), row_len)
                 metrics.step(self.step, counts, **self.figures, data_wait_s=round(waited_s, 6))
-                if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
+                if self.sample and is_due(self.step, self.steps, self.checkpoints.keeping.samples):
                     began = time.monotonic()
                     metrics.log_samples(self.step, self.sample(), time.monotonic() - began)
             return stop > 0, save > 0
@@ -243,6 +255,15 @@ class Training:
             raise NonFinite(words)
         alarm(f"{words}; skipped")
         return stop > 0, save > 0
+
+    def _set_steps(self, steps: int, metrics: Metrics | None) -> None:
+        """Change the number of steps of the run, on all processes."""
+        if steps == self.steps:
+            return
+        self.steps = steps
+        if metrics is not None:
+            metrics.steps = steps
+            emit("note", text=f"{self.config.phase}: the schedule now ends at step {steps} of {self.config.steps}")
 
     def _require_space(self) -> None:
         """Raise TrainerError on all processes before the first step if the disk cannot hold the checkpoints."""
@@ -316,6 +337,8 @@ class Training:
 
     def _facts(self) -> dict[str, Any]:
         cursor = {"step": self.step, **self.source.cursor(self.step)}
+        if self.steps != self.config.steps:
+            cursor["steps"] = self.steps
         return {
             **self.facts,
             "config": asdict(self.config),

@@ -128,8 +128,10 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
         from infra.notices import hooks
 
         hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
-    work = PlannedWork.from_spec(spec, settings)
     candidates = registry.candidates(settings)
+    for where in packs.entries("launch_changes").values():
+        spec = packs.load(where)(spec, candidates[0].is_rented)
+    work = PlannedWork.from_spec(spec, settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:
         raise UsageError("--self-end applies to rented machines; a machine of your own does not bill after the work")

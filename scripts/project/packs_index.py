@@ -16,7 +16,7 @@ from store.packs import Pack, PackProvider
 
 BY_WORD = (
     *("model_formats", "profiles", "model_features", "model_layouts", "model_changes", "phase_settings"),
-    *("served_models", "variant_routes", "exports", "row_readers"),
+    *("served_models", "variant_routes", "exports", "row_readers", "schedule_ends"),
 )
 ASKS = "yes"  # the flag of commands that ask first
 

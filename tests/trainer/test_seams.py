@@ -60,7 +60,7 @@ class NearTeacher:
         within = (weights * (first - wanted).float().square().sum(dim=-1)).sum()
         return self.strength * (far + within), {"far": far.detach(), "within": within.detach()}
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, steps: int) -> None:
         self.strength.fill_(1 / (1 + step))
 
 

@@ -31,8 +31,8 @@ class Objective(Protocol):
         The metric names must be equal for every batch.
         """
 
-    def set_step(self, step: int) -> None:
-        """Prepare for the step with index `step`, counted from 0.
+    def set_step(self, step: int, steps: int) -> None:
+        """Prepare for the step with index `step`, counted from 0, of `steps`.
 
         Store values varying by step in 0-dimensional tensors and update them in place: compiled code treats a Python
         number as a constant and recompiles for every value.
@@ -49,5 +49,5 @@ class CrossEntropy:
         given = (batch.get(name) for name in ("documents", "bounds", "counted"))
         return model.loss(batch["ids"], batch["targets"], *given), {}
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, steps: int) -> None:
         pass

@@ -38,7 +38,7 @@ class PolicyLoss:
         """Return the number of tokens over all answers, the divisor of loss and metrics."""
         return float(batch["times"].sum())
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, steps: int) -> None:
         """Do nothing: the loss does not depend on the step."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -7,6 +7,7 @@ from data.config import StepContext
 from data.report.compressors import anchors
 from data.tokens.loader import LOADERS, Loader, heldout
 from data.tokens.token_file import token_files
+from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.model.decoder import Decoder
@@ -23,7 +24,7 @@ def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ra
         if trained is None:
             return {}
         model, final = trained
-        return phase.publish(model, final, measured(phase, model))
+        return phase.publish(model, final, measured(phase, model, final))
 
 
 def rows_of(phase: PhaseRun) -> "Rows":
@@ -33,10 +34,10 @@ def rows_of(phase: PhaseRun) -> "Rows":
     return Rows(loader, config.document_masks)
 
 
-def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
+def measured(phase: PhaseRun, model: Decoder, final: Checkpoint) -> dict[str, Any]:
     """Return the number of trained tokens, and bits per byte if the artifact has held-out documents."""
     config = phase.config
-    about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
+    about: dict[str, Any] = {"tokens": final.step * config.rows * config.sequence_len}
     if val := token_files(phase.input("tokens"), "val"):
         text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
         about |= bits_per_byte(model, text_of, phase.tokenizer.separator if config.document_masks else None)

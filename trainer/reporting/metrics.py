@@ -63,7 +63,7 @@ class Metrics:
     ) -> None:
         """Open the metrics of a run. peak: peak speed per device; None = unknown, so no MFU is computed."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.config, self.first = config, start
+        self.config, self.first, self.steps = config, start, config.steps
         self.peak_flops_per_s = peak.flops_per_s * devices if peak else 0.0
         self.lines = StepLines(folder / "metrics.jsonl", start)
         self.said = StepLines(folder / "samples.jsonl", start, SAID)
@@ -86,7 +86,7 @@ class Metrics:
 
     def step(self, step: int, tokens: StepTokens, **figures: float) -> None:
         """Write the metrics after `step` steps; `tokens` are the counts of the last step."""
-        self._add_parts(figures.get("data_wait_s", 0.0), is_last=step == self.config.steps)
+        self._add_parts(figures.get("data_wait_s", 0.0), is_last=step == self.steps)
         self.tokens += tokens.read
         self.learnt_tokens += tokens.learnt
         now, config = time.monotonic() - self.asking_s, self.config
@@ -116,20 +116,20 @@ class Metrics:
         self.arrived = {}
         self.curve.add(step, figures.get("reward", figures["loss"]))  # rl's loss is uninformative
         self._log(step, figures)
-        if now - self.told_at < RECORD_EVERY_S and step < config.steps:
+        if now - self.told_at < RECORD_EVERY_S and step < self.steps:
             return
         self.told_at = now
-        eta_s = spent_s / (step - self.window[0][1]) * (config.steps - step)
+        eta_s = spent_s / (step - self.window[0][1]) * (self.steps - step)
         if not config.reads_text:  # row lengths vary
-            count = {"done": step, "total": config.steps, "unit": "steps"}
+            count = {"done": step, "total": self.steps, "unit": "steps"}
         else:
             each = config.rows * config.sequence_len
-            count = {"done": step * each, "total": config.steps * each, "unit": "tokens"}
+            count = {"done": step * each, "total": self.steps * each, "unit": "tokens"}
         emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points())
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
         """Print a line every few steps, for `inv logs --tail`, the hub and `tail -f` over SSH."""
-        steps = self.config.steps
+        steps = self.steps
         each = max(1, min(MOST_STEPS, steps // LINES))
         if os.environ.get(FOLLOWED) or (step % each and step not in (self.first + 1, steps)):
             return

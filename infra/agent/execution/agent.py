@@ -372,6 +372,7 @@ class Agent:
                 "SLIPWAY_WORK": str(pod.work),
                 "SLIPWAY_RECORDS": str(pod.records(step.name)),
                 "SLIPWAY_SAVE_REQUEST": str(pod.save_request),
+                "SLIPWAY_GUARD_REPORT": str(report(pod, "guard")),
                 "PYTHONPATH": str(pod.code),
                 "PYTHONUNBUFFERED": "1",
                 # Container images often disable bytecode files; every step would then compile all imports of torch.

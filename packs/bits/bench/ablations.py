@@ -103,7 +103,7 @@ class Bench:
             for step in range(config.steps):
                 rows = loader.batch(first + step)
                 batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
-                objective.set_step(step)
+                objective.set_step(step, config.steps)
                 optimizer.zero_grad()
                 accumulate(model, batch, config.micro_rows, objective.loss_divisor(batch), objective)
                 optimizer.clip()
@@ -131,11 +131,11 @@ class Bench:
         bits = bits if arm.growing else replace(bits, warmup_steps=0)
         if arm.layerwise:
             teacher = copy.deepcopy(base).eval().requires_grad_(False)
-            self.train(layerwise, model, Bits(layerwise.bits, layerwise.steps, model, teacher), first)
-            self.train(second, model, Bits(bits, second.steps, model), first + layerwise.steps)
+            self.train(layerwise, model, Bits(layerwise.bits, model, teacher), first)
+            self.train(second, model, Bits(bits, model), first + layerwise.steps)
         else:
             whole = replace(second, steps=steps)
-            self.train(whole, model, Bits(bits, steps, model) if arm.ternary else CrossEntropy(), first)
+            self.train(whole, model, Bits(bits, model) if arm.ternary else CrossEntropy(), first)
         return self.measure(model)
 
     def measure(self, model: Decoder) -> Result:

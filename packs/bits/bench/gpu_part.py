@@ -21,12 +21,12 @@ def measured(bench: Bench) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     rows = plain.micro_rows * 2
     config = as_phase(BitsPhaseConfig, plain, phase="bits2", model=ternary, bits=bits, rows=rows, steps=4)
     model, _ = bench.model(config)
-    optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, 4, model)
+    optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, model)
     make = text_of(config)
     with training_setup(model, config, bench.machine):
 
         def step() -> None:
-            objective.set_step(1)
+            objective.set_step(1, 4)
             optimizer.zero_grad()
             accumulate(model, make(0), config.micro_rows, config.rows * config.sequence_len, objective)
             optimizer.clip()

@@ -28,12 +28,9 @@ SALIENCY_DECAY = 0.99
 class Bits:
     """The objective of every training stage; `BitsConfig` describes the parts of the loss."""
 
-    def __init__(self, config: BitsConfig, steps: int, model: Decoder, teacher: Decoder | None = None) -> None:
-        """Create the objective of a phase of `steps` steps.
-
-        Raises Refused for a teacher with an incompatible shape.
-        """
-        self.config, self.steps, self.teacher = config, steps, teacher
+    def __init__(self, config: BitsConfig, model: Decoder, teacher: Decoder | None = None) -> None:
+        """Create the objective of a phase. Raises Refused for a teacher with an incompatible shape."""
+        self.config, self.teacher = config, teacher
         self.matrices = layers_of(model)
         device = model.head.device
         self.share = torch.ones((), device=device)  # progress toward fully rounded matrices, 0 to 1
@@ -50,14 +47,14 @@ class Bits:
     def loss_divisor(self, batch: Batch) -> float:
         return float((batch["targets"] != IGNORED).sum())
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, steps: int) -> None:
         config = self.config
         if config.warmup_steps:
             progress = min(1.0, step / config.warmup_steps)
             self.share.fill_(progress if config.warmup == "linear" else (1 - math.cos(math.pi * progress)) / 2)
-        self.layers.fill_(config.layers * (1 + math.cos(math.pi * step / self.steps)) / 2)
+        self.layers.fill_(config.layers * (1 + math.cos(math.pi * step / steps)) / 2)
         if config.saliency:
-            self._choose_columns(step)
+            self._choose_columns(step, steps)
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         ids, targets, documents = batch["ids"], batch["targets"], batch.get("documents")
@@ -107,9 +104,9 @@ class Bits:
             figures["relations"] = related.detach()
         return loss, figures
 
-    def _choose_columns(self, step: int) -> None:
+    def _choose_columns(self, step: int, steps: int) -> None:
         """Select the columns of each matrix to leave unrounded in this step: the largest running maxima."""
-        rest = max(1, self.steps - self.config.saliency_warmup)
+        rest = max(1, steps - self.config.saliency_warmup)
         progress = min(1.0, max(0, step - self.config.saliency_warmup) / rest)
         share = self.config.saliency * (1 + math.cos(math.pi * progress)) / 2
         for name, one in self.matrices.items():

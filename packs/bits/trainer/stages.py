@@ -40,24 +40,24 @@ def run(config: BitsPhaseConfig, making: StepContext, keeping: CheckpointOptions
     with phase_run(config, making, keeping, ranks) as phase:
         if not config.trains:
             made = model_converted(phase)
-            return phase.publish(*made, measured(phase, made[0])) if made else {}
+            return phase.publish(*made, measured(phase, *made)) if made else {}
         bits = config.bits or BitsConfig()
         source = base.rows_of(phase) if config.reads_text else conversations.rows_of(phase)
         model = phase.initial_model()
         teacher = phase.load_frozen_model(TEACHER) if bits.has_teacher else None
-        objective = Bits(bits, config.steps, model, teacher)
+        objective = Bits(bits, model, teacher)
         trained = phase.train(model, StatefulSource(source, objective), objective)
         if trained is None:
             return {}
-        return phase.publish(*trained, measured(phase, trained[0]) if config.reads_text else {})
+        return phase.publish(*trained, measured(phase, *trained) if config.reads_text else {})
 
 
-def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
+def measured(phase: PhaseRun, model: Decoder, final: Checkpoint) -> dict[str, Any]:
     """Return the measures of a text model, and the relative rounding error of the matrices, by layer and on average.
 
     The error of a matrix is the squared norm of the rounding change divided by the squared norm of the matrix.
     """
-    about = base.measured(phase, model)
+    about = base.measured(phase, model, final)
     about |= {"perplexity": math.exp(about["loss"])} if "loss" in about else {}
     by_layer: dict[str, list[float]] = {}
     for name, one in layers_of(model).items():

@@ -114,5 +114,5 @@ class BlockDiffusion:
         hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, steps: int) -> None:
         """Ignore the step; the loss does not depend on the step."""

@@ -96,5 +96,5 @@ class PreferenceLoss:
         }
         return (each * counts).sum(), figures
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, steps: int) -> None:
         """Ignore the step; the loss does not depend on the step."""

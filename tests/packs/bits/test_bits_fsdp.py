@@ -44,7 +44,7 @@ def losses(folder: Path, size: int, parallel: str) -> list[dict[str, float]]:
 
     def work(ranks: Ranks, tell: Tell) -> None:
         made = training(folder, one, ranks, parallel)
-        made.objective = Bits(ALL_OF_IT, one.steps, made.model, teacher(ranks, parallel))
+        made.objective = Bits(ALL_OF_IT, made.model, teacher(ranks, parallel))
         made.run()
         tell("done", "")
 

@@ -122,9 +122,9 @@ def test_untrainable_recipe_is_refused(change, said):
 def test_teacher_of_a_different_shape_is_refused_and_the_schedule_follows_the_steps():
     student, teacher = Decoder(STUDENT), Decoder(replace(PLAIN, vocab_size=400))
     with pytest.raises(Refused, match="vocab_size is 400, but the student's is 320"):
-        Bits(DISTILLED, 10, student, teacher)
+        Bits(DISTILLED, student, teacher)
     with pytest.raises(Refused, match="hidden_size is 64"):
-        Bits(LAYERWISE, 10, student, Decoder(replace(PLAIN, hidden_size=64)))
+        Bits(LAYERWISE, student, Decoder(replace(PLAIN, hidden_size=64)))
     changed = stage("bits2", steps=100, bits=BitsConfig(warmup_steps=20, saliency_warmup=50)).with_steps(10)
     assert (changed.steps, changed.bits.warmup_steps, changed.bits.saliency_warmup) == (10, 2, 5)
     assert stage("bits1").with_steps(10).steps == 0
@@ -139,9 +139,9 @@ def test_losses_of_a_stage_never_wait_for_the_device(bits, in_documents):
     if in_documents:
         batch["documents"] = np.repeat([[0, 1], [0, 1]], 16, axis=1)
     (part,) = passes(batch, 2, model)
-    objective = Bits(bits, 10, model, teacher)
+    objective = Bits(bits, model, teacher)
     with Waits() as waits:
-        objective.set_step(0)
+        objective.set_step(0, 10)
         model.compute_objective(objective, part)[0].backward()
     assert waits.seen == []
 
@@ -152,14 +152,14 @@ def test_values_that_change_per_step_cause_no_recompilation():
     bits = replace(LAYERWISE, warmup_steps=4, saliency=0.2, layer_weights="uniform")
     model, teacher = Decoder(STUDENT), Decoder(PLAIN).requires_grad_(False)
     initialise(model, 1)
-    objective, losses = Bits(bits, 10, model, teacher), []
+    objective, losses = Bits(bits, model, teacher), []
     batch = {"ids": torch.arange(64).reshape(2, 32), "targets": torch.arange(1, 65).reshape(2, 32)}
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     for block in model.blocks:
         block.compile(backend="eager")
     for step in range(6):
-        objective.set_step(step)
+        objective.set_step(step, 10)
         loss, _ = model.compute_objective(objective, batch)
         loss.backward()
         losses.append(float(loss.detach()))
@@ -170,17 +170,17 @@ def test_values_that_change_per_step_cause_no_recompilation():
 def test_largest_columns_stay_exempt_until_their_share_is_zero():
     model = Decoder(STUDENT)
     initialise(model, 1)
-    objective = Bits(BitsConfig(saliency=0.25, saliency_warmup=2), 10, model)
+    objective = Bits(BitsConfig(saliency=0.25, saliency_warmup=2), model)
     name, matrix = next(iter(objective.matrices.items()))
     matrix.weight.data[3, 5] = 10
-    objective.set_step(0)
+    objective.set_step(0, 10)
     assert matrix.exact.sum() == 8 and matrix.exact[5]
     matrix.weight.data[3, 5] = 0
     matrix.weight.data[3, 6] = 20
-    objective.set_step(9)
+    objective.set_step(9, 10)
     # One column is left, by the values at step 0.
     assert matrix.exact.tolist() == [column == 5 for column in range(32)]
-    objective.set_step(10)
+    objective.set_step(10, 10)
     assert not matrix.exact.any() and objective.largest[name][6] < 1
 
 

@@ -1,0 +1,84 @@
+"""A launch with a time or a sum of money: the limit, the end of the schedule, and the work after each phase.
+
+flags -> `with_limits`: --ttl or --spend-limit
+flags -> `ending_at_limit`: configuration of each named phase
+plan -> `with_later_work`: the work after each phase, as a variable of the job
+"""
+
+import json
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from flows.planning.estimates import phases_of
+from flows.specs.launch import LaunchSpec
+from flows.specs.work import PhaseFlags
+from infra.errors import UsageError
+from infra.records import Plan
+from packs.deadline.records.words import LIMIT, VARIABLE
+from trainer.config import PhaseConfig
+from trainer.plan.estimates import operations
+
+
+def read_time(text: str) -> datetime:
+    """Return the next `16:00` of this machine's time zone, or `2026-12-01 16:00`. Raises UsageError."""
+    now = datetime.now().astimezone()
+    try:
+        if len(text) <= len("16:00"):
+            clock = datetime.strptime(text, "%H:%M")
+            found = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+            return found if found > now else found + timedelta(days=1)
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise UsageError(
+            f"--finish-by {text}: expected a time such as 16:00 or '2026-12-01 16:00', in quotes in a file"
+        ) from None
+
+
+def with_limits(spec: LaunchSpec, finish_by: str, finish_within: str, is_rented: bool) -> LaunchSpec:
+    """Return the flags of a launch with these limits. Raises UsageError."""
+    if finish_within:
+        if not is_rented:
+            raise UsageError(
+                "--finish-within is for rented machines; this provider costs nothing. For a time: --finish-by 16:00"
+            )
+        if spec.spend_limit:
+            raise UsageError("--finish-within sets the spend limit; leave --spend-limit out")
+        spec = replace(spec, spend_limit=finish_within, typed=spec.typed | {"spend_limit"})
+    if finish_by:
+        if spec.ttl:
+            raise UsageError("--finish-by sets the time limit; leave --ttl out")
+        left_s = read_time(finish_by).timestamp() - time.time()
+        if left_s <= 0:
+            raise UsageError(f"--finish-by {finish_by}: this time has passed")
+        spec = replace(spec, ttl=f"{left_s:.0f}s")
+    return spec
+
+
+def ending_at_limit(asked: PhaseFlags, config: PhaseConfig) -> PhaseConfig:
+    """Return the configuration of a phase whose number of steps may shrink during training."""
+    return replace(config, schedule=replace(config.schedule, end=LIMIT)) if config.trains else config
+
+
+def with_later_work(plan: Plan, finish_by: str, finish_within: str) -> Plan:
+    """Return the plan with the operations after each phase, and a note. Raises UsageError without a limit."""
+    if plan.job is None:
+        return plan
+    if plan.job.limits.time_s is None and plan.job.limits.spend_micro_usd is None:
+        raise UsageError("--finish-by and --finish-within set a limit of a launch; a sweep has limits for all its runs")
+    phases = [one for one in phases_of(plan.job.steps) if one.trains]
+    later = {one.phase: _relative(phases[place + 1 :], one) for place, one in enumerate(phases)}
+    by = [f"by {read_time(finish_by):%Y-%m-%d %H:%M}"] if finish_by else []
+    by += [f"within {finish_within.lstrip('$')} USD"] if finish_within else []
+    note = (
+        f"to finish {' and '.join(by)}, the trainer compares its pace with the limit after 20 steps and later. If the "
+        "planned steps do not fit, the trainer ends the schedule earlier, with a complete decay of the learning rate"
+    )
+    job = replace(plan.job, environ={**plan.job.environ, VARIABLE: json.dumps(later)})
+    return replace(plan, job=job, notes=(*plan.notes, note))
+
+
+def _relative(phases: list[PhaseConfig], one: PhaseConfig) -> tuple[float, float]:
+    """Return the operations of phases with changing and with fixed numbers of steps, relative to the phase `one`."""
+    changing = sum(operations(other) for other in phases if other.schedule.end == LIMIT)
+    return changing / operations(one), sum(map(operations, phases)) / operations(one) - changing / operations(one)

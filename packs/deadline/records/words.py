@@ -1,0 +1,9 @@
+"""Words between the plan and the trainer. Standard library only."""
+
+LIMIT = "limit"
+"""Value of `schedule.end`: the number of steps fits the limit of the machine."""
+VARIABLE = "SLIPWAY_LATER_WORK"
+"""Variable of a job: JSON object from a phase to the operations of later phases, relative to the phase.
+
+Each value is a pair: phases whose number of steps may shrink, and phases with a fixed number.
+"""

@@ -1,0 +1,93 @@
+"""The number of steps that fits the limit of the machine, by the pace of the run.
+
+    guard's report -> `TimeLeft` -> seconds until the guard stops the work
+    seconds left, pace of the last steps, later phases -> `LimitEnd` -> number of steps
+
+The number only falls once the learning rate decays: a decay that starts again would waste the steps of the first decay.
+"""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packs.deadline.records.words import VARIABLE
+from trainer.config import PhaseConfig, ScheduleConfig
+from trainer.schedule_end import ScheduleEnd
+
+REPORT = "SLIPWAY_GUARD_REPORT"  # path of the guard's report, set by the agent of the pod
+READ_EVERY_S = 1.0
+ENOUGH = 20  # steps before the first decision
+WINDOW = 200  # newest steps that give the pace
+MARGIN = 0.02  # share of the remaining time kept free for slower steps
+MORE = 0.05  # least growth of the number of steps, relative to the remaining steps
+# Time of the last evaluation and of the publication: seconds, and relative to the time of all planned steps.
+TAIL_S, TAIL = 4.0, 0.02
+
+
+@dataclass
+class TimeLeft:
+    """The seconds until the guard of the pod stops the work."""
+
+    report: Path
+    read_at: float = -math.inf
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, now: float) -> float | None:
+        """Return the seconds left at `now`, seconds of the boot clock; None without a limit or a guard."""
+        if now - self.read_at >= READ_EVERY_S:
+            self.read_at = now
+            with contextlib.suppress(OSError, ValueError):  # on a full disk the previous reading stays valid
+                self.found = json.loads(self.report.read_text(encoding="utf-8"))
+        if self.found.get("stop_at_s") is None or not self.found.get("clocks"):
+            return None
+        left_s = (self.found["stop_at_s"] - self.found["elapsed_s"]) / self.found["clock_scale"]
+        return float(left_s - (now - self.found["clocks"]["boot_s"]))
+
+
+class LimitEnd(ScheduleEnd):
+    """The end before the limit of the pod."""
+
+    def __init__(self, config: PhaseConfig) -> None:
+        super().__init__(config)
+        path = os.environ.get(REPORT)
+        self.time_left = TimeLeft(Path(path)) if path else None
+        self.rest: tuple[float, float] = json.loads(os.environ.get(VARIABLE, "{}")).get(config.phase, (0.0, 0.0))
+        self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
+        self.end_at: float | None = None
+
+    def num_steps(self, step: int, steps: int) -> int:
+        return self.at(step, steps, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def at(self, step: int, steps: int, now: float) -> int:
+        """Return the number of steps after `step` of `steps`, at `now`, seconds of the boot clock."""
+        self.times.append((step, now))
+        left_s = self.time_left.at(now) if self.time_left else None
+        if left_s is None or len(self.times) <= ENOUGH or steps - step < ENOUGH:
+            return steps
+        first, began = self.times[0]
+        pace_s, planned = (now - began) / (step - first), self.config.steps
+        if self.end_at is None:
+            # Phases that may shrink are shortened alike: this phase gets the share of the time that its work has.
+            own_s, later_s, fixed_s = pace_s * (planned - step), *(part * pace_s * planned for part in self.rest)
+            self.end_at = now + (left_s - fixed_s) * own_s / (own_s + later_s)
+        tail_s = TAIL_S + TAIL * pace_s * planned
+        room_s = self.end_at - now - tail_s
+        fitting = step + math.floor(room_s * (1 - MARGIN) / pace_s)
+        fitting = min(planned, max(step + 1, fitting))
+        if pace_s * (steps - step) > room_s:
+            return min(steps, fitting)
+        if step < decay_begin(self.config.schedule, steps) and fitting - steps >= MORE * (steps - step):
+            return fitting
+        return steps
+
+
+def decay_begin(schedule: ScheduleConfig, steps: int) -> float:
+    """Return the step from which the learning rate decays in a run of `steps` steps."""
+    return max(steps * (1 - schedule.decay), min(schedule.warmup_steps, steps - 1))

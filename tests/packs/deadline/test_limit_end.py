@@ -1,0 +1,150 @@
+"""The number of steps follows the pace and the limit of the guard, and a shortened run equals a run of that length."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.agent.limits import leads_s, read_clocks
+from packs.deadline.records.words import LIMIT, VARIABLE
+from packs.deadline.trainer import limit_end
+from packs.deadline.trainer.limit_end import REPORT, LimitEnd, TimeLeft
+from tests.trainer.conftest import tiny
+from tests.trainer.test_phases import run
+from tests.trainer.test_rl import hashes
+from trainer.checkpoints.checkpoint import open_final
+from trainer.config import ConfigError, PhaseConfig, ScheduleConfig
+from trainer.optim import learning_rate_scale
+from trainer.schedule_end import end_of
+
+
+def config_of(steps: int = 1000, **schedule: object) -> PhaseConfig:
+    return tiny(steps=steps, schedule=ScheduleConfig(warmup_steps=2, end=LIMIT, **schedule))
+
+
+def report_of(folder: Path, left_s: float, scale: float = 1.0) -> Path:
+    """Write the report of a guard that stops the work in `left_s` seconds of the boot clock, at boot time 0."""
+    said = {"stop_at_s": 500.0 + scale * left_s, "elapsed_s": 500.0, "clock_scale": scale, "clocks": {"boot_s": 0.0}}
+    path = folder / "guard.json"
+    path.write_text(json.dumps(said))
+    return path
+
+
+def ending(monkeypatch, folder: Path, left_s: float, rest=(0.0, 0.0), config: PhaseConfig | None = None, scale=1.0):
+    """Return the end of a phase with `left_s` seconds left; rest: work of later phases, see VARIABLE."""
+    monkeypatch.setenv(REPORT, str(report_of(folder, left_s, scale)))
+    monkeypatch.setenv(VARIABLE, json.dumps({"base": rest}))
+    return LimitEnd(config or config_of())
+
+
+def ran(end: LimitEnd, pace_s, steps: int = 1000) -> tuple[int, float, list[tuple[int, int]]]:
+    """Run the steps of a training; return the number of steps, the seconds, and (step, number) of each change."""
+    now, step, changes = 0.0, 0, []
+    while step < steps:
+        now += pace_s(step)
+        step += 1
+        new = end.at(step, steps, now)
+        assert step <= new <= end.config.steps
+        if new != steps:
+            changes.append((step, new))
+            steps = new
+    return steps, now, changes
+
+
+def test_schedule_stays_as_planned_if_the_time_suffices(monkeypatch, tmp_path):
+    assert ran(ending(monkeypatch, tmp_path, 1200.0), lambda step: 1.0) == (1000, 1000.0, [])
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_steps_fit_the_time_left_with_a_margin_for_the_publication(monkeypatch, tmp_path, scale):
+    steps, took_s, changes = ran(ending(monkeypatch, tmp_path, 600.0, scale=scale), lambda step: 1.0)
+    assert len(changes) == 1 and changes[0][0] == limit_end.ENOUGH + 1  # at the first decision
+    assert 540 <= steps < 576 and took_s + limit_end.TAIL * 1000 < 600
+
+
+def test_later_phases_get_their_share_of_the_time(monkeypatch, tmp_path):
+    # The later phases have as much work as this phase: 600 s of 1,200 s are left for this phase.
+    steps, _, _ = ran(ending(monkeypatch, tmp_path, 1200.0, (1.0, 0.0)), lambda step: 1.0)
+    alone, _, _ = ran(ending(monkeypatch, tmp_path, 600.0), lambda step: 1.0)
+    assert abs(steps - alone) <= 10
+    # A later phase of 300 steps that cannot shrink keeps its time.
+    beside, _, _ = ran(ending(monkeypatch, tmp_path, 900.0, (0.0, 0.3)), lambda step: 1.0)
+    assert abs(beside - alone) <= 10
+
+
+def test_slower_steps_shorten_the_schedule_again_and_faster_steps_lengthen_only_before_the_decay(monkeypatch, tmp_path):
+    slower = ran(ending(monkeypatch, tmp_path, 700.0), lambda step: 1.0 if step < 200 else 1.5)
+    assert slower[1] < 700.0 and slower[0] < 560 and len(slower[2]) > 1
+    faster = ran(ending(monkeypatch, tmp_path, 700.0), lambda step: 2.0 if step < 60 else 0.7)
+    assert faster[0] > 800 and faster[1] < 700.0
+    config = config_of(decay=1.0)  # decays from the end of the warmup
+    decaying = ran(ending(monkeypatch, tmp_path, 700.0, config=config), lambda step: 2.0 if step < 60 else 0.7)
+    numbers = [new for _, new in decaying[2]]
+    assert decaying[0] < 350 and numbers == sorted(numbers, reverse=True)
+
+
+def test_hopeless_limit_ends_after_the_next_step(monkeypatch, tmp_path):
+    steps, _, _ = ran(ending(monkeypatch, tmp_path, 10.0), lambda step: 1.0)
+    assert steps == limit_end.ENOUGH + 2
+
+
+def test_no_limit_and_no_guard_change_nothing(monkeypatch, tmp_path):
+    end = ending(monkeypatch, tmp_path, 10.0)
+    end.time_left.report.write_text(json.dumps({"stop_at_s": None, "clocks": {}}))
+    assert ran(end, lambda step: 1.0)[0] == 1000
+    monkeypatch.delenv(REPORT)
+    assert ran(LimitEnd(config_of()), lambda step: 1.0)[0] == 1000
+
+
+def test_a_torn_report_keeps_the_earlier_reading(tmp_path):
+    left = TimeLeft(report_of(tmp_path, 100.0))
+    assert left.at(0.0) == 100.0
+    left.report.write_text('{"stop_at_s": ')
+    assert left.at(5.0) == 95.0
+
+
+def test_report_of_the_guard_has_the_fields(monkeypatch, tmp_path):
+    from infra.agent.job import Job, Limits, PodFolder
+    from infra.agent.lifecycle.guard import Guard
+
+    pod = PodFolder(tmp_path)
+    pod.state.mkdir(parents=True)
+    Guard(pod, Job("run", "token", (), Limits(time_s=1000.0), clock_scale=2.0))
+    left_s = TimeLeft(pod.state / "guard.json").at(read_clocks().boot_s)
+    assert left_s == pytest.approx((1000.0 - leads_s(1000.0)[0]) / 2, abs=30)
+
+
+def test_missing_pack_is_named(monkeypatch):
+    from store import packs
+
+    monkeypatch.setattr(packs, "installed", lambda: {})
+    with pytest.raises(ConfigError, match="limit belongs to the pack deadline"):
+        ScheduleConfig(end="limit")
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="no pack has the end of a schedule 'never'"):
+        ScheduleConfig(end="never")
+    assert isinstance(end_of(config_of()), LimitEnd) and not isinstance(end_of(tiny()), LimitEnd)
+
+
+@pytest.mark.slow
+def test_run_shortened_before_its_decay_equals_a_run_of_that_length(world, monkeypatch):
+    """Also when the shortened run is interrupted in between; the artifact names both numbers of steps."""
+    planned = replace(config_of(steps=60), dtype="float32")
+    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: 40 if step == 12 else steps)
+    assert run(world, monkeypatch, "base", planned) == 0
+    shortened = open_final(world.store / "base_checkpoints/tiny")
+    lines = [json.loads(line) for line in (shortened.folder.parent / "metrics.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in lines] == list(range(1, 41))
+    rates = [learning_rate_scale(planned.schedule, step, 40) for step in range(40)]
+    assert [one["lr"] / lines[5]["lr"] for one in lines] == pytest.approx(rates)
+    about = json.loads((shortened.folder.parent / "ARTIFACT.json").read_text())["about"]
+    tokens = 40 * planned.rows * planned.sequence_len
+    assert (about["steps"], about["planned_steps"], about["tokens"]) == (40, 60, tokens)
+
+    short = replace(config_of(steps=40), dtype="float32")
+    making = replace(world.making("base"), name="base_checkpoints/short", fingerprint="s" * 64)
+    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: steps)
+    assert run(world, monkeypatch, "base", short, making) == 0
+    other = open_final(world.store / "base_checkpoints/short")
+    assert hashes(shortened)["model-rank00000.safetensors"] == hashes(other)["model-rank00000.safetensors"]
