@@ -11,6 +11,8 @@ from packs.deadline.records.words import LIMIT, VARIABLE
 from packs.deadline.trainer import limit_end
 from packs.deadline.trainer.limit_end import REPORT, LimitEnd, TimeLeft
 from tests.trainer.conftest import tiny
+from tests.trainer.parallel import test_fsdp as fsdp
+from tests.trainer.parallel.together import together
 from tests.trainer.test_phases import run
 from tests.trainer.test_rl import hashes
 from trainer.checkpoints.checkpoint import open_final
@@ -148,3 +150,15 @@ def test_run_shortened_before_its_decay_equals_a_run_of_that_length(world, monke
     assert run(world, monkeypatch, "base", short, making) == 0
     other = open_final(world.store / "base_checkpoints/short")
     assert hashes(shortened)["model-rank00000.safetensors"] == hashes(other)["model-rank00000.safetensors"]
+
+
+@pytest.mark.process
+def test_all_processes_take_the_number_of_the_first_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: 7 if step == 4 else steps)
+
+    def work(ranks, tell):
+        made = fsdp.training(tmp_path, fsdp.config(steps=20, schedule=ScheduleConfig(end=LIMIT)), ranks, "ddp")
+        made.run()
+        tell("steps", f"{made.step} of {made.steps}")
+
+    assert [told["steps"] for told in together(2, work)] == ["7 of 7"] * 2
