@@ -26,7 +26,7 @@ from data.prefetch import PrefetchIterator
 from trainer.checkpoints import save_request
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
 from trainer.checkpoints.saving import PULSE_S, Saver
-from trainer.config import PhaseConfig
+from trainer.config import PhaseConfig, ScheduleConfig
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.objectives import Batch, CrossEntropy, Objective
@@ -66,6 +66,7 @@ class Training:
     after_first_step: Callable[[], None] = lambda: None  # called once, after the compilations of the first step
     step: int = 0  # completed steps
     steps: int = field(init=False)  # steps of the whole run
+    schedule: ScheduleConfig = field(init=False)  # schedule of a run planned for this number of steps
     end: ScheduleEnd = field(init=False)
     skipped: int = 0  # consecutive non-finite steps
     failed_saves: int = 0  # consecutive
@@ -73,7 +74,8 @@ class Training:
     figures: dict[str, float] = field(default_factory=dict)  # metrics of the last step
 
     def __post_init__(self) -> None:
-        self.steps = self.config.steps
+        self._plan_steps(self.config.steps)
+        self.end = ScheduleEnd(self.config)
 
     def run(self) -> Checkpoint | None:
         """Train to the last step, resuming from the newest checkpoint, and return the verified final checkpoint.
@@ -103,7 +105,8 @@ class Training:
             self._resume(newest)
             self._require_space()
             self.source.prepare(self.model)
-            self.end = end_of(self.config) if self.ranks.is_first else ScheduleEnd(self.config)
+            if self.ranks.is_first:
+                self.end = end_of(self.config)
             if metrics is not None:
                 metrics.steps = self.steps
                 metrics.begin()
@@ -150,7 +153,8 @@ class Training:
         newest: given on the first process only; None there starts at step 0. Raises Diverged for a failed rollback.
         """
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.sharding)
-        self.skipped, self.steps = 0, self.config.steps
+        self.skipped = 0
+        self._plan_steps(self.config.steps)
         found = self.ranks.broadcast(_cursor(newest) if newest else None)
         if found is None:
             log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
@@ -164,7 +168,8 @@ class Training:
             return
         self._load_checkpoint(newest)
         self.source.resume(found)
-        self.step, self.steps = found["step"], found.get("steps", self.config.steps)
+        self.step = found["step"]
+        self._plan_steps(found.get("steps", self.config.steps))
         emit("note", text=f"{self.config.phase}: resuming from step {self.step} of {self.steps}")
 
     def _load_checkpoint(self, newest: Checkpoint | None) -> None:
@@ -207,7 +212,7 @@ class Training:
 
         Skip the update for a non-finite loss or gradient norm. Raises NonFinite after over MAX_SKIPPED skips in a row.
         """
-        scale = learning_rate_scale(self.config.schedule, self.step, self.steps)
+        scale = learning_rate_scale(self.schedule, self.step, self.steps)
         self.objective.set_step(self.step, self.steps)
         batch, waited_s = batches.next_batch()
         self.optimizer.zero_grad()
@@ -256,11 +261,14 @@ class Training:
         alarm(f"{words}; skipped")
         return stop > 0, save > 0
 
+    def _plan_steps(self, steps: int) -> None:
+        self.steps, self.schedule = steps, self.config.with_steps(steps).schedule
+
     def _set_steps(self, steps: int, metrics: Metrics | None) -> None:
         """Change the number of steps of the run, on all processes."""
         if steps == self.steps:
             return
-        self.steps = steps
+        self._plan_steps(steps)
         if metrics is not None:
             metrics.steps = steps
             emit("note", text=f"{self.config.phase}: the schedule now ends at step {steps} of {self.config.steps}")

@@ -233,7 +233,9 @@ def test_step_reads_numbers_from_the_device_once(tmp_path, monkeypatch, is_packe
     with one._batches() as batches, Waits() as waits:
         for _ in range(3):
             one._advance(batches, None, lambda: False, lambda: False)
-    assert waits.seen == [] and asked == [4] * 3  # The norm, the stop flag, the save flag, the loss.
+    assert (
+        waits.seen == [] and asked == [5] * 3
+    )  # The norm, the stop flag, the save flag, the number of steps, the loss.
 
 
 @pytest.mark.gpu

@@ -78,7 +78,8 @@ def with_later_work(plan: Plan, finish_by: str, finish_within: str) -> Plan:
     return replace(plan, job=job, notes=(*plan.notes, note))
 
 
-def _relative(phases: list[PhaseConfig], one: PhaseConfig) -> tuple[float, float]:
-    """Return the operations of phases with changing and with fixed numbers of steps, relative to the phase `one`."""
+def _relative(phases: list[PhaseConfig], one: PhaseConfig) -> tuple[float, float, int]:
+    """Return the operations of changing and of fixed phases, relative to `one`, and the number of phases."""
     changing = sum(operations(other) for other in phases if other.schedule.end == LIMIT)
-    return changing / operations(one), sum(map(operations, phases)) / operations(one) - changing / operations(one)
+    fixed = sum(map(operations, phases)) - changing
+    return changing / operations(one), fixed / operations(one), len(phases)

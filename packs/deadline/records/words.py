@@ -5,5 +5,5 @@ LIMIT = "limit"
 VARIABLE = "SLIPWAY_LATER_WORK"
 """Variable of a job: JSON object from a phase to the operations of later phases, relative to the phase.
 
-Each value is a pair: phases whose number of steps may shrink, and phases with a fixed number.
+Each value is a list: phases whose number of steps may shrink, phases with a fixed number, and the number of phases.
 """

@@ -58,12 +58,14 @@ class LimitEnd(ScheduleEnd):
         super().__init__(config)
         path = os.environ.get(REPORT)
         self.time_left = TimeLeft(Path(path)) if path else None
-        self.rest: tuple[float, float] = json.loads(os.environ.get(VARIABLE, "{}")).get(config.phase, (0.0, 0.0))
+        later = json.loads(os.environ.get(VARIABLE, "{}"))
+        self.rest: tuple[float, float, int] = later.get(config.phase, (0.0, 0.0, 0))
         self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self.end_at: float | None = None
+        self.began = boot_s()
 
     def num_steps(self, step: int, steps: int) -> int:
-        return self.at(step, steps, time.clock_gettime(time.CLOCK_BOOTTIME))
+        return self.at(step, steps, boot_s())
 
     def at(self, step: int, steps: int, now: float) -> int:
         """Return the number of steps after `step` of `steps`, at `now`, seconds of the boot clock."""
@@ -75,17 +77,24 @@ class LimitEnd(ScheduleEnd):
         pace_s, planned = (now - began) / (step - first), self.config.steps
         if self.end_at is None:
             # Phases that may shrink are shortened alike: this phase gets the share of the time that its work has.
-            own_s, later_s, fixed_s = pace_s * (planned - step), *(part * pace_s * planned for part in self.rest)
-            self.end_at = now + (left_s - fixed_s) * own_s / (own_s + later_s)
+            changing, fixed, phases = self.rest
+            own_s, later_s = pace_s * (planned - step), changing * pace_s * planned
+            start_s = TAIL_S + began - self.began  # of each later phase, as of this phase
+            kept_s = fixed * pace_s * planned + phases * start_s
+            self.end_at = now + (left_s - kept_s) * own_s / (own_s + later_s)
         tail_s = TAIL_S + TAIL * pace_s * planned
         room_s = self.end_at - now - tail_s
         fitting = step + math.floor(room_s * (1 - MARGIN) / pace_s)
         fitting = min(planned, max(step + 1, fitting))
         if pace_s * (steps - step) > room_s:
             return min(steps, fitting)
-        if step < decay_begin(self.config.schedule, steps) and fitting - steps >= MORE * (steps - step):
-            return fitting
-        return steps
+        is_decaying = step >= decay_begin(self.config.with_steps(steps).schedule, steps)
+        return steps if is_decaying or fitting - steps < MORE * (steps - step) else fitting
+
+
+def boot_s() -> float:
+    """Return the boot clock in seconds, as in the report of the guard; macOS has only the monotonic clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def decay_begin(schedule: ScheduleConfig, steps: int) -> float:

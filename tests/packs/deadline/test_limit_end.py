@@ -33,10 +33,11 @@ def report_of(folder: Path, left_s: float, scale: float = 1.0) -> Path:
     return path
 
 
-def ending(monkeypatch, folder: Path, left_s: float, rest=(0.0, 0.0), config: PhaseConfig | None = None, scale=1.0):
+def ending(monkeypatch, folder: Path, left_s: float, rest=(0.0, 0.0, 0), config: PhaseConfig | None = None, scale=1.0):
     """Return the end of a phase with `left_s` seconds left; rest: work of later phases, see VARIABLE."""
     monkeypatch.setenv(REPORT, str(report_of(folder, left_s, scale)))
     monkeypatch.setenv(VARIABLE, json.dumps({"base": rest}))
+    monkeypatch.setattr(limit_end, "boot_s", lambda: 0.0)
     return LimitEnd(config or config_of())
 
 
@@ -67,12 +68,15 @@ def test_steps_fit_the_time_left_with_a_margin_for_the_publication(monkeypatch, 
 
 def test_later_phases_get_their_share_of_the_time(monkeypatch, tmp_path):
     # The later phases have as much work as this phase: 600 s of 1,200 s are left for this phase.
-    steps, _, _ = ran(ending(monkeypatch, tmp_path, 1200.0, (1.0, 0.0)), lambda step: 1.0)
+    steps, _, _ = ran(ending(monkeypatch, tmp_path, 1200.0, (1.0, 0.0, 0)), lambda step: 1.0)
     alone, _, _ = ran(ending(monkeypatch, tmp_path, 600.0), lambda step: 1.0)
     assert abs(steps - alone) <= 10
     # A later phase of 300 steps that cannot shrink keeps its time.
-    beside, _, _ = ran(ending(monkeypatch, tmp_path, 900.0, (0.0, 0.3)), lambda step: 1.0)
+    beside, _, _ = ran(ending(monkeypatch, tmp_path, 900.0, (0.0, 0.3, 0)), lambda step: 1.0)
     assert abs(beside - alone) <= 10
+    # Two later phases start as slowly as this phase.
+    slow = ran(ending(monkeypatch, tmp_path, 800.0, (0.0, 0.0, 2)), lambda step: 100.0 if step == 0 else 1.0)
+    assert 800 - slow[1] > 2 * 100
 
 
 def test_slower_steps_shorten_the_schedule_again_and_faster_steps_lengthen_only_before_the_decay(monkeypatch, tmp_path):
@@ -162,3 +166,14 @@ def test_all_processes_take_the_number_of_the_first_process(tmp_path, monkeypatc
         tell("steps", f"{made.step} of {made.steps}")
 
     assert [told["steps"] for told in together(2, work)] == ["7 of 7"] * 2
+
+
+def test_warm_up_of_a_shortened_run_shrinks_with_the_run(world, monkeypatch):
+    planned = replace(tiny(steps=1000, schedule=ScheduleConfig(warmup_steps=100, end=LIMIT)), dtype="float32")
+    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: 10 if step == 5 else steps)
+    assert run(world, monkeypatch, "base", planned) == 0
+    folder = open_final(world.store / "base_checkpoints/tiny").folder.parent
+    rates = [
+        json.loads(line)["lr"] / planned.optimizer.lr for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert rates == pytest.approx([0.01, 0.02, 0.03, 0.04, 0.05, 1.0, 0.8, 0.6, 0.4, 0.2])
