@@ -10,10 +10,9 @@ Without `deterministic`, GPU kernels sum in varying order and runs differ in the
 import logging
 import math
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,13 @@ from data.events import emit
 from data.prefetch import PrefetchIterator
 from trainer.checkpoints import save_request
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
+from trainer.checkpoints.random_state import random_state, set_random_state
 from trainer.checkpoints.saving import PULSE_S, Saver
 from trainer.config import PhaseConfig, ScheduleConfig
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
-from trainer.model.decoder import IGNORED, Decoder
+from trainer.model.decoder import Decoder
 from trainer.objectives import Batch, CrossEntropy, Objective
-from trainer.objectives.passes import evenly, passes, seen_len
+from trainer.objectives.passes import evenly, padding_of, passes, seen_len, targets_in, tokens_in
 from trainer.objectives.source import Source, SynchronousBatches
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.parallel.fsdp import WHOLE, FsdpSharding
@@ -39,6 +39,7 @@ from trainer.reporting.metrics import Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import is_due
 from trainer.schedule_end import ScheduleEnd, end_of
+from trainer.stop_signals import defer_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class Training:
         if self.source.is_dealt:
             count, tokens, learnt = self.ranks.sum_values(count, tokens, learnt)
         else:
-            batch = {name: self.ranks.shard_rows(one, _fill(name)) for name, one in batch.items()}
+            batch = {name: self.ranks.shard_rows(one, padding_of(name)) for name, one in batch.items()}
         rows = self.config.micro_rows
         if is_packed:  # the number of packed rows varies by step
             rows = evenly(len(batch["ids"]), rows)
@@ -361,18 +362,6 @@ class Training:
         return Metrics(self.folder, start, self.config, self.peak, self.ranks.size, self.source.conversation_counts())
 
 
-def random_state() -> dict[str, Tensor]:
-    """Return the random generator states of this process: `torch`, and `cuda` with a GPU."""
-    states = {"torch": torch.get_rng_state()}
-    return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
-
-
-def set_random_state(states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def accumulate(
     model: Decoder,
     batch: Batch,
@@ -401,40 +390,10 @@ def accumulate(
     return sums
 
 
-def tokens_in(batch: Batch) -> int:
-    """Return the number of tokens in the rows, excluding padding after the last target of each row."""
-    counted = batch["targets"] != IGNORED
-    lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
-    return int(lengths[counted.any(axis=1)].sum())
-
-
-def targets_in(batch: Batch) -> int:
-    """Return the number of targets in the loss."""
-    return int((batch["targets"] != IGNORED).sum())
-
-
-def _fill(name: str) -> int:
-    """Return the padding value of a batch array: IGNORED for `targets`, else 0."""
-    return IGNORED if name == "targets" else 0
-
-
 def alarm(words: str) -> None:
     """Report a non-fatal error to the log and to followers of the event stream."""
     log.warning("%s", words)
     emit("note", text=words, alarm=True)
-
-
-@contextmanager
-def defer_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Defer SIGTERM and SIGINT inside the block; yield a function returning whether a signal has arrived."""
-    came: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _cursor(newest: Checkpoint) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training
 from tests.trainer.model.test_model import LLAMA, random_model
 from tests.world import ROOT
-from trainer import chat, device, loop, memory, recipes, speed
+from trainer import chat, device, memory, recipes, speed
+from trainer.checkpoints import random_state
 from trainer.config import EvalSpec
 from trainer.device import Hardware, Machine
 from trainer.errors import OutOfMemory, Refused
@@ -234,12 +235,12 @@ def test_gpu_generator_state_is_saved_and_restored(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[-1])
     monkeypatch.setattr(torch.cuda, "set_rng_state", states.append)
-    saved = loop.random_state()
+    saved = random_state.random_state()
     states.append(torch.zeros(16, dtype=torch.uint8))
-    loop.set_random_state(saved)
+    random_state.set_random_state(saved)
     assert torch.equal(states[-1], saved["cuda"])
     monkeypatch.undo()
-    assert "cuda" not in loop.random_state()
+    assert "cuda" not in random_state.random_state()
     first = training(tmp_path / "one", steps=2).run()
     assert set(first.tensors("rng")) == {"torch"}  # A checkpoint of a CPU resumes on any device.
 

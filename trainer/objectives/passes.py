@@ -69,3 +69,20 @@ def target_indices(batch: Mapping[str, Tensor]) -> Tensor:
     if "counted" in batch:
         return batch["counted"]
     return (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
+
+
+def tokens_in(batch: Batch) -> int:
+    """Return the number of tokens in the rows, excluding padding after the last target of each row."""
+    counted = batch["targets"] != IGNORED
+    lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
+    return int(lengths[counted.any(axis=1)].sum())
+
+
+def targets_in(batch: Batch) -> int:
+    """Return the number of targets in the loss."""
+    return int((batch["targets"] != IGNORED).sum())
+
+
+def padding_of(name: str) -> int:
+    """Return the padding value of a batch array: IGNORED for `targets`, else 0."""
+    return IGNORED if name == "targets" else 0

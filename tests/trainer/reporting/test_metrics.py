@@ -14,8 +14,8 @@ from infra.market import gpus
 from tests.trainer.checkpoints.test_checkpoint import EASY, stop_at, training
 from tests.trainer.conftest import tiny
 from trainer.device import Machine
-from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives.passes import tokens_in
 from trainer.reporting import peak_flops
 from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, parse, read
 from trainer.reporting.metrics import POINTS, Curve, Metrics, StepTokens
