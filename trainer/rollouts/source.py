@@ -20,7 +20,7 @@ from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import token_logprobs
 from trainer.objectives.rl import advantages, has_signal, row_weights, worth
-from trainer.objectives.shared_rows import hidden_of, pack_answers, scatter_to_targets
+from trainer.objectives.shared_rows import Spots, hidden_of, pack_answers, scatter_to_targets
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
@@ -223,9 +223,17 @@ class Rollouts(Source):
             batch["sampled"] = sampled
         if rl.num_iterations > 1:
             batch["old"] = self._logprobs(model, batch)
-        if self.reference is not None:
-            batch["reference"] = self._logprobs(self.reference, batch)
+        compared = self._reference_logprobs(batch, found, rows, spots)
+        if compared is not None:
+            batch["reference"] = compared
         return batch
+
+    def _reference_logprobs(self, batch: Batch, found: Round, rows: Sequence[int], spots: Spots) -> np.ndarray | None:
+        """Return ln p of the targets under the reference, fp32 (rows, T); None without a reference.
+
+        rows: number of each answer of the batch in the round; spots: see `pack_answers`.
+        """
+        return None if self.reference is None else self._logprobs(self.reference, batch)
 
     @torch.no_grad()
     def _logprobs(self, model: Decoder, batch: Batch) -> np.ndarray:

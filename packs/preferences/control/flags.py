@@ -22,6 +22,7 @@ class PreferenceFlags(PhaseFlags):
     )
     teacher: str = flag(
         "",
-        "opd: the model that judges each token of the answers: an artifact of the store, or hf://user/repo[@revision]",
+        "opd: the model that judges each token of the answers: an artifact of the store, hf://user/repo[@revision], "
+        "or a server with vLLM, http://HOST:PORT/v1#MODEL",
         group=TRAINING,
     )

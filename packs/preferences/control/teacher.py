@@ -1,7 +1,8 @@
-"""The model in `--teacher`, an artifact of the store or a repository of the hub, described before the plan."""
+"""The model in `--teacher`, described before the plan: an artifact of the store, a repository of the hub, a server."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from data.errors import ConfigError
 from infra.errors import UsageError
@@ -17,7 +18,7 @@ from store.untrusted_input import UnusableDocument
 from trainer.config import ImportSpec
 from trainer.model.huggingface import model_config
 
-HUB, STORE = "hf://", "store://"
+HUB, STORE, SERVERS = "hf://", "store://", ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +34,33 @@ def resolve(flags: PreferenceFlags, settings: Settings, init: ImportSpec | None)
     if not typed:
         return flags
     try:
-        found = of_hub(typed) if typed.startswith(HUB) else of_store(typed, settings.store)
+        if typed.startswith(SERVERS):
+            found = of_server(typed)
+        else:
+            found = of_hub(typed) if typed.startswith(HUB) else of_store(typed, settings.store)
     except (ConfigError, UnusableDocument, StoreError) as error:
         raise UsageError(f"--teacher {typed}: {error}") from None
     return ResolvedFlags(pairs=flags.pairs, teacher=typed, model=found)
+
+
+def of_server(typed: str) -> Teacher:
+    """Return the description of a served model; the server is asked by the training only. Raises UsageError."""
+    address, _, model = typed.partition("#")
+    at = urlsplit(address)
+    if not at.hostname or at.username or at.query or not model:
+        raise UsageError(
+            f"--teacher {typed.rpartition('@')[2]}: expected http://HOST:PORT/v1#MODEL; the key of the server belongs "
+            "in SLIPWAY_TEACHER_KEY"
+        )
+    return Teacher(source=address.rstrip("/"), revision="", params=0, model=model)
 
 
 def of_store(typed: str, store: str) -> Teacher:
     """Return the description of an artifact. Raises UsageError, StoreError."""
     if "://" in typed or Path(typed).expanduser().is_dir():
         raise UsageError(
-            f"--teacher {typed}: expected hf://user/repo, or the name of an artifact. To make an artifact of a folder: "
-            "inv launch --phase sft --init FOLDER"
+            f"--teacher {typed}: expected hf://user/repo, http://HOST:PORT/v1#MODEL, or the name of an artifact. To "
+            "make an artifact of a folder: inv launch --phase sft --init FOLDER"
         )
     check_name(typed)
     found = Store(store).check(typed)

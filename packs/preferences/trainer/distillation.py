@@ -5,7 +5,7 @@ from typing import Any
 
 from data.config import StepContext
 from packs.preferences.records.opd_config import OpdConfig
-from packs.preferences.trainer.judged import Judged
+from packs.preferences.trainer.judged import Judged, JudgedByServer
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from store.untrusted_input import UnusableDocument
@@ -24,7 +24,13 @@ STORE = "store://"
 
 def run(config: OpdConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
     """Train from the model of the preceding phase and publish; return the result record of the first process."""
+    if config.is_served:
+        return rl.run(config, making, keeping, ranks, JudgedByServer, no_model)
     return rl.run(config, making, keeping, ranks, Judged, open_teacher)
+
+
+def no_model(phase: PhaseRun) -> None:
+    """Return no model beside the student."""
 
 
 def open_teacher(phase: PhaseRun) -> Decoder:

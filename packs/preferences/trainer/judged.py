@@ -6,9 +6,16 @@ earlier tokens of each answer as given.
 Sources: Agarwal et al., arXiv 2306.13649 (on-policy distillation); Gu et al., arXiv 2306.08543 (reverse KL, MiniLLM).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
+from packs.preferences.records.opd_config import OpdConfig
+from packs.preferences.trainer.served_teacher import ServedTeacher
+from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
+from trainer.objectives.shared_rows import Spots, scatter_to_targets
 from trainer.rollouts.policy import Round
 from trainer.rollouts.source import Batch, Rollouts
 
@@ -30,6 +37,27 @@ class Judged(Rollouts):
 
     def _check_signal(self, signal: float) -> None:
         """Do nothing: rewards are only measured."""
+
+
+class JudgedByServer(Judged):
+    """Source of batches for the phase opd with a teacher behind an address."""
+
+    def __init__(self, config: PhaseConfig, *given: Any) -> None:
+        super().__init__(config, *given)
+        assert isinstance(config, OpdConfig) and config.teacher is not None, "the phase has chosen the class"
+        self.teacher = ServedTeacher(config.teacher, self.policy.tokenizer)
+
+    def prepare(self, model: Decoder) -> None:
+        """Ask the server for the model. Raises Refused, TrainerError."""
+        super().prepare(model)
+        self.teacher.check_length(self.config.sequence_len)
+
+    def _reference_logprobs(self, batch: Batch, found: Round, rows: Sequence[int], spots: Spots) -> np.ndarray:
+        mine = list(rows)[self.ranks.rank :: self.ranks.size]
+        asked = [found.prompts[row // self.rl.group] for row in mine], [found.ids[row] for row in mine]
+        heard = self.ranks.all_gather(self.teacher.logprobs(*asked), is_patient=True)
+        each = [heard[place % self.ranks.size][place // self.ranks.size] for place in range(len(rows))]
+        return scatter_to_targets(batch["targets"], spots, each)
 
 
 def judged(batch: Batch, student: np.ndarray) -> Batch:

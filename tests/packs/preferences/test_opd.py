@@ -143,7 +143,8 @@ def test_teacher_is_an_artifact_with_a_whole_model(settings, tmp_path):
         ("chatsft_checkpoints/none", "inv ckpt.list"),
         ("tokenizer", "the artifact is not a model"),
         ("hf://a", "expected hf://user/repo"),
-        ("http://127.0.0.1:8000", "expected hf://user/repo, or the name of an artifact"),
+        ("http://127.0.0.1:8000", "expected http://HOST:PORT/v1#MODEL"),
+        ("s3://bucket/x", "expected hf://user/repo, http://HOST:PORT/v1#MODEL, or the name of an artifact"),
     ):
         with pytest.raises(UsageError, match=said):
             resolved(PreferenceFlags(teacher=typed), settings, None)
