@@ -302,6 +302,7 @@ OTHER = {
     "packed": "never", "packing": "best-fit",
          "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
          "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.engine_devices": None,
+         "schedule.end": None,
          "rl.engine_tensor_parallel": None,
          "rl.train_devices": None,
          "rl.reward": "text",
