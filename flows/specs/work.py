@@ -216,6 +216,8 @@ class PhaseFlags:
     """Function `(the record, configuration of a phase) -> configuration` as "module:attribute"; "" = sizes only."""
     resolve: ClassVar[str] = ""
     """Function `(the record, settings, ImportSpec of --init or None) -> the record for change`; "" = the same."""
+    of_launch: ClassVar[bool] = False
+    """True if the flags concern a launch as a whole, so that no run of a sweep has the flags."""
 
 
 def phase_flags() -> tuple[type[PhaseFlags], ...]:

@@ -61,11 +61,9 @@ def ending_at_limit(asked: PhaseFlags, config: PhaseConfig) -> PhaseConfig:
 
 
 def with_later_work(plan: Plan, finish_by: str, finish_within: str) -> Plan:
-    """Return the plan with the operations after each phase, and a note. Raises UsageError without a limit."""
+    """Return the plan with the operations after each phase, and a note."""
     if plan.job is None:
         return plan
-    if plan.job.limits.time_s is None and plan.job.limits.spend_micro_usd is None:
-        raise UsageError("--finish-by and --finish-within set a limit of a launch; a sweep has limits for all its runs")
     phases = [one for one in phases_of(plan.job.steps) if one.trains]
     later = {one.phase: _relative(phases[place + 1 :], one) for place, one in enumerate(phases)}
     by = [f"by {read_time(finish_by):%Y-%m-%d %H:%M}"] if finish_by else []

@@ -14,6 +14,7 @@ from infra.settings import Settings
 @dataclass(frozen=True, kw_only=True)
 class FinishFlags(PhaseFlags):
     change: ClassVar[str] = "packs.deadline.control.finish:ending_at_limit"
+    of_launch: ClassVar[bool] = True
     finish_by: str = flag(
         "",
         "finish the training before this time: a limit like --ttl, and fewer steps with a complete schedule if the "
@@ -45,7 +46,7 @@ def with_limits(spec: LaunchSpec, is_rented: bool) -> LaunchSpec:
 
 
 def with_later_work(plan: Plan, spec: Typed, settings: Settings, there: Inventory) -> Plan:
-    """Return the plan with the work after each phase, and a note. Raises UsageError."""
+    """Return the plan with the work after each phase, and a note."""
     asked = spec.added_record(FinishFlags)
     if not asked.are_given:
         return plan

@@ -17,7 +17,7 @@ def lines() -> list[str]:
         "",
         *table(("key", "meaning"), [(f"`{name}`", cell(about)) for name, about in sweep_file.KEYS.items()]),
         "Flags of a run: "
-        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, experiment.NOT_OF_A_TRIAL))
+        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, experiment.not_of_a_trial()))
         + " (in a file `phases`), and `env` with variables of the job. Example: "
         "[examples/sweeps/rates.yaml](../../examples/sweeps/rates.yaml). `./inv config --schema "
         "sweep` prints the JSON Schema of the file.",

@@ -3,7 +3,7 @@
 from flows.specs.launch import LaunchSpec
 from packs.sweeps.control import sweep_file
 from packs.sweeps.control.axes import RANGE, SCALES
-from packs.sweeps.control.experiment import NOT_OF_A_TRIAL, ExperimentConfig
+from packs.sweeps.control.experiment import ExperimentConfig, not_of_a_trial
 from packs.sweeps.control.trials.ranking import Ranking
 from packs.sweeps.control.trials.records import EarlyStop
 from scripts.project.schemas import TEXT, Schema, of_flags, of_record, phases, with_phases
@@ -11,7 +11,7 @@ from scripts.project.schemas import TEXT, Schema, of_flags, of_record, phases, w
 
 def sweep() -> Schema:
     """Return the schema of a sweep file."""
-    flags = with_phases(of_flags(LaunchSpec, NOT_OF_A_TRIAL))
+    flags = with_phases(of_flags(LaunchSpec, not_of_a_trial()))
     variables = {"type": "object", "description": "variables of the job", "additionalProperties": TEXT}
     flags["properties"] = {**flags["properties"], sweep_file.ENV: variables}
     named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}

@@ -14,6 +14,7 @@ from flows.specs import files, work
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import filled
 from infra.errors import UsageError
+from infra.flags import flags_of
 from infra.names import check_name
 from infra.runs.keepers.pod_set import PodEntry
 from packs.sweeps.control.trials.ranking import Ranking
@@ -29,6 +30,12 @@ NOT_OF_A_TRIAL = (  # launch flags set by the sweep itself, or common to all run
     *("with_missing", "remake", "keep_made", "move_tag", "budget", "devices"),
     *("deploy_only", "no_deploy", "no_sync", "no_setup"),
 )
+
+
+def not_of_a_trial() -> tuple[str, ...]:
+    """Return the launch flags that no run of a sweep has, with those of packs."""
+    added = [one for record in work.phase_flags() if record.of_launch for one in flags_of(record)]
+    return *NOT_OF_A_TRIAL, *(one.name for one in added)
 
 
 def key(default: Any, about: str) -> Any:
@@ -116,7 +123,7 @@ class ExperimentConfig:
         """
         self.check()
         where = f"experiment {self.name}: custom_args"
-        own = files.read(where, dict(self.custom_args), LaunchSpec, NOT_OF_A_TRIAL)
+        own = files.read(where, dict(self.custom_args), LaunchSpec, not_of_a_trial())
         words = [
             f"rl.optimizer.lr={self.learning_rate!r}",
             f"rl.rows={self.effective_batch}",

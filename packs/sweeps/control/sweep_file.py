@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.settings import read_overrides
 from packs.sweeps.control.axes import combined
-from packs.sweeps.control.experiment import NOT_OF_A_TRIAL, slug
+from packs.sweeps.control.experiment import not_of_a_trial, slug
 from packs.sweeps.control.trials.ranking import Ranking
 from packs.sweeps.control.trials.records import EarlyStop, SweepSpec, SweepTrial, check_arms
 
@@ -130,7 +130,7 @@ def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[s
         said = values.get(key)
         if isinstance(said, str) and Path(said).suffix and (beside := folder / said).is_file():
             values[key] = str(beside)
-    return files.read(where, values, LaunchSpec, NOT_OF_A_TRIAL), variables
+    return files.read(where, values, LaunchSpec, not_of_a_trial()), variables
 
 
 def _asked(entry: Mapping[str, Any]) -> dict[str, str]:

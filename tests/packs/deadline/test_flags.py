@@ -62,6 +62,14 @@ def test_contradictions_are_refused(flags, is_rented, said):
         with_limits(spec_of(**flags), is_rented)
 
 
+@pytest.mark.pack("sweeps")
+def test_run_of_a_sweep_cannot_have_the_flags():
+    from packs.sweeps.control.sweep_file import read
+
+    with pytest.raises(UsageError, match="unknown key 'finish_within'"):
+        read("a.yaml", {"each": {"phase": "base", "finish_within": "15"}, "seeds": [1, 2]}, "a")
+
+
 def test_only_the_end_of_the_schedule_changes_and_the_fingerprint_with_it():
     plain = tiny()
     found = ending_at_limit(FinishFlags(finish_within="15"), plain)
