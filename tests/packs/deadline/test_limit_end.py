@@ -1,6 +1,7 @@
 """The number of steps follows the pace and the limit of the guard, and a shortened run equals a run of that length."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.trainer.parallel import test_fsdp as fsdp
 from tests.trainer.parallel.together import together
 from tests.trainer.test_phases import run
 from tests.trainer.test_rl import hashes
+from trainer import loop
 from trainer.checkpoints.checkpoint import open_final
 from trainer.config import ConfigError, PhaseConfig, ScheduleConfig
 from trainer.optim import learning_rate_scale
@@ -148,9 +150,18 @@ def test_run_shortened_before_its_decay_equals_a_run_of_that_length(world, monke
     tokens = 40 * planned.rows * planned.sequence_len
     assert (about["steps"], about["planned_steps"], about["tokens"]) == (40, 60, tokens)
 
+    # Stop after step 20 and start again: the checkpoint has the number of steps.
+    stops = iter([False] * 19 + [True] + [False] * 100)
+    parted = replace(world.making("base"), name="base_checkpoints/parted", fingerprint="p" * 64)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: next(stops)))
+        assert run(world, monkeypatch, "base", planned, parted) == 75
+    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: steps)
+    assert run(world, monkeypatch, "base", planned, parted) == 0
+    assert hashes(open_final(world.store / "base_checkpoints/parted")) == hashes(shortened)
+
     short = replace(config_of(steps=40), dtype="float32")
     making = replace(world.making("base"), name="base_checkpoints/short", fingerprint="s" * 64)
-    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: steps)
     assert run(world, monkeypatch, "base", short, making) == 0
     other = open_final(world.store / "base_checkpoints/short")
     assert hashes(shortened)["model-rank00000.safetensors"] == hashes(other)["model-rank00000.safetensors"]
