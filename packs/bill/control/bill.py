@@ -3,7 +3,8 @@
     spans and cost of each pod -> bill_of -> Bill -> table, JSON, page
 
 Seconds count on the clock of the vendor, which runs faster than ours in a rehearsal. The time between a lost pod and
-the request for the next pod is a wait without cost.
+the request for the next pod is a wait without cost. The time between the end of a run and a later resume is no part of
+the bill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ class PodBill:
     micro_usd_per_hour: int = 0
     """Rate on the clock of the vendor."""
     billed_from: float = 0.0
+    is_last: bool = False
+    """True if the run ended with the pod; a later pod belongs to a resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class Bill:
     seconds: Mapping[str, float]
     micro_usd: Mapping[str, int]
     wall_s: float
-    """Seconds from the first request to the last end. Pods at the same time make the sum of the seconds longer."""
+    """Seconds from the first request to the last end, without the time in which the run had ended. Pods at the same
+    time make the sum of the seconds longer."""
     is_over: bool = True
 
     @property
@@ -69,11 +73,15 @@ def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool
             costs[part] += amount
         for span in pod.spans:
             seconds[span.part] += span.seconds
-    lives = sorted((pod.spans[0].begin, pod.spans[-1].end) for pod in pods if pod.spans)
-    gaps_s, end = 0.0, lives[0][0] if lives else 0.0
-    for begin, until in lives:
-        gaps_s += max(0.0, begin - end)
-        end = max(end, until)
+    lives = sorted((pod.spans[0].begin, pod.spans[-1].end, pod.is_last) for pod in pods if pod.spans)
+    gaps_s = away_s = 0.0
+    end, has_ended = lives[0][0] if lives else 0.0, False
+    for begin, until, is_last in lives:
+        if has_ended:
+            away_s += max(0.0, begin - end)
+        else:
+            gaps_s += max(0.0, begin - end)
+        end, has_ended = max(end, until), is_last
     seconds[WAIT] += gaps_s
     return Bill(
         run=run,
@@ -82,7 +90,7 @@ def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool
         pods=len(pods),
         seconds={part: one * scale for part, one in seconds.items() if one},
         micro_usd=whole(costs, sum(pod.micro_usd for pod in pods if pod.spans)),
-        wall_s=(end - lives[0][0]) * scale if lives else 0.0,
+        wall_s=(end - lives[0][0] - away_s) * scale if lives else 0.0,
         is_over=is_over,
     )
 

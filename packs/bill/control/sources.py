@@ -86,6 +86,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             micro_usd=cost.micro_usd if cost else 0,
             micro_usd_per_hour=op.rate,
             billed_from=billed_from,
+            is_last=run_rows.is_over(op),
         )
         found.append(pod)
         first_nodes += [pod] if not op.rank and spans else []

@@ -233,13 +233,17 @@ def test_painted_spans_cover_the_same_time_once(lengths, extra):
 
 
 @given(
-    st.lists(st.tuples(SPANS, st.integers(0, 10**7), st.integers(0, 10**7), st.floats(0, 40)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(SPANS, st.integers(0, 10**7), st.integers(0, 10**7), st.floats(0, 40), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
     st.sampled_from([1.0, 60.0]),
 )
 @settings(max_examples=examples(60, 1000), deadline=None)
 def test_bill_adds_up_to_the_time_and_to_the_ledger(pods, scale):
-    made, at = [], T
-    for lengths, cost, rate, billed in pods:
+    made, at, away_s = [], T, 0
+    for lengths, cost, rate, billed, is_last in pods:
         spans = []
         for length, part in lengths:
             spans.append(Span(at, at + length, part))
@@ -248,11 +252,14 @@ def test_bill_adds_up_to_the_time_and_to_the_ledger(pods, scale):
             PodBill(
                 **{"vendor": "lium", "host": "h", "spans": spans, "micro_usd": cost, "micro_usd_per_hour": rate},
                 billed_from=spans[0].begin + billed,
+                is_last=is_last,
             )
         )
         at += 5  # until the next pod
+        away_s += 5 * is_last
+    away_s -= 5 * pods[-1][-1]  # no pod follows
     bill = bill_of("otter", made, scale)
-    assert bill.total_s == pytest.approx(bill.wall_s) == pytest.approx((at - 5 - T) * scale)
+    assert bill.total_s == pytest.approx(bill.wall_s) == pytest.approx((at - 5 - T - away_s) * scale)
     assert bill.cost == sum(one.micro_usd for one in made)
     assert sum(cost_of(made[0], scale).values()) == pytest.approx(made[0].micro_usd)
 
