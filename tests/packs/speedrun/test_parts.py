@@ -169,8 +169,11 @@ def test_recomputed_activations_give_the_gradients_of_kept_activations(how):
         ({"nanochat": NanochatParts(windows="SL")}, "nanochat.window must be at least 1"),
         ({"nanochat": NanochatParts(smear_channels=64)}, "at most hidden_size 32"),
         ({"nanochat": NanochatParts()}, "nanochat has no part"),
-        ({"mlp": "swiglu", "embed_norm": False, "ternary": Ternary()}, "cannot be combined with ternary matrices"),
-        ({"blocks": BlocksConfig()}, "cannot be combined with ternary matrices or with decoding in blocks"),
+        pytest.param(
+            *({"mlp": "swiglu", "embed_norm": False, "ternary": Ternary()}, "cannot be combined with ternary matrices"),
+            marks=pytest.mark.pack("bits"),
+        ),
+        pytest.param({"blocks": BlocksConfig()}, "or with decoding in blocks", marks=pytest.mark.pack("blocks")),
     ],
 )
 def test_shape_that_is_not_supported_is_refused(changes, words):
