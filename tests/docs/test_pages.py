@@ -60,6 +60,7 @@ def test_recorded_terminal_is_a_small_image_with_both_commands():
 
 @pytest.mark.pack("bits")
 @pytest.mark.pack("blocks")
+@pytest.mark.pack("preferences")
 @pytest.mark.parametrize("page", reference.PAGES)
 def test_reference_page_equals_the_output_of_the_generator(page):
     written = (reference.FOLDER / page).read_text(encoding="utf-8")
