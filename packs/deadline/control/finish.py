@@ -15,6 +15,7 @@ from flows.specs.launch import LaunchSpec
 from flows.specs.work import PhaseFlags
 from infra.errors import UsageError
 from infra.records import Plan
+from infra.selection.preflight import amount_of
 from packs.deadline.records.words import LIMIT, VARIABLE
 from trainer.config import PhaseConfig
 from trainer.plan.estimates import operations
@@ -44,12 +45,14 @@ def with_limits(spec: LaunchSpec, finish_by: str, finish_within: str, is_rented:
             )
         if spec.spend_limit:
             raise UsageError("--finish-within sets the spend limit; leave --spend-limit out")
+        # Check here, or the error would name --spend-limit, which the user has not typed.
+        amount_of("finish-within", finish_within)
         spec = replace(spec, spend_limit=finish_within, typed=spec.typed | {"spend_limit"})
     if finish_by:
         if spec.ttl:
             raise UsageError("--finish-by sets the time limit; leave --ttl out")
         left_s = read_time(finish_by).timestamp() - time.time()
-        if left_s <= 0:
+        if left_s < 1:
             raise UsageError(f"--finish-by {finish_by}: this time has passed")
         spec = replace(spec, ttl=f"{left_s:.0f}s")
     return spec

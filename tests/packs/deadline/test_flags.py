@@ -55,6 +55,8 @@ def test_limits_of_the_pod_follow_from_the_flags():
         ({"finish_within": "15", "spend_limit": "3"}, True, "leave --spend-limit out"),
         ({"finish_by": "23:59", "ttl": "2h"}, True, "leave --ttl out"),
         ({"finish_by": "2001-01-01 10:00"}, True, "this time has passed"),
+        ({"finish_within": "a lot"}, True, "--finish-within"),
+        ({"finish_within": "0"}, True, "--finish-within is 0; give an amount above 0"),
     ],
 )
 def test_contradictions_are_refused(flags, is_rented, said):
