@@ -3,12 +3,12 @@
 Run: python -m bench.allowance [--sequences N] [--seed N] [--out FILE]. Prints one table: dollars spent against the
 dollars of the allowances, machines that nothing ends, and effects outside of the allowance.
 
-A sequence has one allowance, two agents with the same token, and 6 to 14 moves: plans and launches, each perhaps twice
-at once; invented, foreign and used plan ids; fuzzed arguments; a wrong token; other runs; ends; SIGKILL of broker,
-supervisor, launch and MCP server; an agent that leaves during a call; lost, torn and dropped replies of vendors; a wall
-clock that is set by hours. The owner ends the allowance by `--revoke` or `down`, or its time ends. Nine of ten machines
-bill and never answer, which needs no processor; the others run a training. `bench/allowance_site.py` plays a sequence
-with real processes against the rehearsal.
+A sequence has one allowance, two agents with the same token, and 6 to 14 moves: plans and starts of trainings and
+services, each perhaps twice at once; invented, foreign and used plan ids; fuzzed arguments; a wrong token; other runs;
+ends; SIGKILL of broker, supervisor, launch, `serve.up` and MCP server; an agent that leaves during a call; lost, torn
+and dropped replies of vendors; a wall clock that is set by hours. The owner ends the allowance by `--revoke` or `down`,
+or its time ends. Nine of ten machines bill and never answer, which needs no processor; the others train or serve.
+`bench/allowance_site.py` plays a sequence with real processes against the rehearsal.
 
 The arm `vendor client` plays the same sequence with the clients of the vendors, without limits: a launch rents the
 machine, the agent ends the machine when the planned dollars have passed, and a killed agent, or an agent whose request
@@ -52,7 +52,7 @@ MOVES = {
     "wait": 2,
 }
 COUNTED = ("calls", "starts", "kills")
-VICTIMS = ("broker", "broker", "supervisor", "launch", "launch", "server")
+VICTIMS = ("broker", "broker", "supervisor", "launch", "launch", "serve.up", "server")
 REPLIES = ("lost", "torn", "dropped", "error but done", "throttle")
 JUNK: tuple[Any, ...] = (
     None,
@@ -121,6 +121,7 @@ def sequence(seed: int, number: int) -> Sequence:
             about = {"spend_usd": round(usd * chance.choice(SHARES), 2), "provider": chance.choice(("", *VENDORS))}
             about |= {"is_twice": chance.random() < 0.3, "by_server": chance.random() < 0.15}
             about["steps"] = chance.randint(2, 99)  # other work: the same work starts once
+            about["is_service"] = chance.random() < 0.25
         elif what == "fuzz":
             fields = chance.sample(NAMES, chance.randint(0, 3))
             about = {"tool": chance.choice(("plan", "launch", "logs", "down", "status", "x\n", "offers", "serve_up"))}

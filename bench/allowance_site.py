@@ -44,9 +44,12 @@ VICTIMS = {
     "broker": (b"packs.agents.control.broker",),
     "supervisor": (b"scripts.runs.supervisor",),
     "launch": (b"invoke", b"launch", b"--yes"),
+    "serve.up": (b"invoke", b"serve.up", b"--yes"),
     "server": (b"packs.agents.views.mcp_server",),
 }
-ARGUMENTS = {"phase": "base", "profile": "tiny", "gpu": "L40S"}
+TRAINING = {"phase": "base", "profile": "tiny", "gpu": "L40S"}
+MODEL = ("launch", "--phase", "base", "--profile", "tiny", "--steps", "2", "--provider", "local", "--yes")
+SERVICE = {"kind": "serve", "model": "base", "gpu": "L40S"}
 
 
 def python_with_sleeps(folder: Path) -> str:
@@ -78,6 +81,7 @@ class Site:
         self.settings = Settings.load(ROOT, environ={**self.inside, attach.INSIDE: str(self.market.folder)})
         vendor = registry.provider(self.settings, "runpod")
         request, _ = order("runpod", "somebody-else")
+        self.world.inv(*MODEL, "--rehearse")
         self.foreign = vendor.create(
             request, vendor.offers(request)[0], new_token("somebody"), Limits(time_s=1e7)
         ).pod_id
@@ -134,7 +138,7 @@ class Site:
         found.wrong += agents.wrong
         done = self.world.run("allow", name, "--receipt", "--json", "--rehearse")
         said = json.loads(done.stdout)
-        found.starts = sum(call["tool"] == "launch" and "run" in call for call in said["calls"])
+        found.starts = sum(call["tool"] in ("launch", "serve_up") and "run" in call for call in said["calls"])
         if differences := [one for one in said["differences"] if "the broker was killed" not in one]:
             found.wrong.append(f"the receipt differs: {'; '.join(differences)}")
 
@@ -193,8 +197,8 @@ class Agents:
         elif move.what == "fuzz":
             self.later(self.ask, about["tool"], about["arguments"])
         elif move.what == "replay":
-            for _ in range(2):
-                self.later(self.launch, self.plans[-1])
+            for tool in ("launch", "serve_up"):
+                self.later(self.launch, self.plans[-1], tool)
         elif move.what == "steal":
             self.later(self.launch, f"plan-{self.chance.randbytes(6).hex()}")
             self.later(self.refused, "status", {}, "allow-stolen")
@@ -239,19 +243,22 @@ class Agents:
             self.wrong.append(f"{tool} of {arguments} was not refused")
 
     def start(self, about: dict[str, Any]) -> None:
-        """Plan, and launch: perhaps twice at once, perhaps through the MCP server."""
-        arguments = {**ARGUMENTS, **{name: about[name] for name in ("spend_usd", "provider", "steps")}}
+        """Plan, and start: perhaps twice at once, perhaps through the MCP server."""
+        tool, fields = (
+            ("serve_up", SERVICE) if about["is_service"] else ("launch", {**TRAINING, "steps": about["steps"]})
+        )
+        arguments = {**fields, "spend_usd": about["spend_usd"], "provider": about["provider"]}
         said = self.through_server("plan", arguments) if about["by_server"] else self.ask("plan", arguments)
         plan = said.get("result", said).get("plan_id", "")
         if not plan:
             return
         self.plans.append(plan)
         if about["is_twice"]:
-            self.later(self.launch, plan)
-        self.launch(plan)
+            self.later(self.launch, plan, tool)
+        self.launch(plan, tool)
 
-    def launch(self, plan: str) -> None:
-        said = self.ask("launch", {"plan_id": plan})
+    def launch(self, plan: str, tool: str = "launch") -> None:
+        said = self.ask(tool, {"plan_id": plan})
         if "result" in said:
             if said["result"]["run"] in self.runs:
                 self.wrong.append(f"{plan} has started {said['result']['run']} twice")

@@ -32,7 +32,8 @@ from infra.units import moment
 from packs.agents.control.account import Account
 from packs.agents.control.calls import Calls
 from packs.agents.control.ending import end_all
-from packs.agents.control.place import folder, open_folder
+from packs.agents.control.place import folder, open_folder, remove_open_folder
+from packs.agents.control.starts import forget_interrupted
 from packs.agents.control.time_left import refusal
 from packs.agents.records.allowance import digest
 from packs.agents.records.client import LEASE, MOST_CALL_BYTES, place_file
@@ -106,12 +107,15 @@ def serve(name: str, settings: Settings) -> None:
         path.unlink(missing_ok=True)
         broker = stack.enter_context(Broker(path, Calls(name, settings)))
         threading.Thread(target=broker.serve_forever, kwargs={"poll_interval": LOOK_S}, daemon=True).start()
+        # An earlier broker may have been killed during a start; the process of `inv` may still hold the lock.
+        threading.Thread(target=forget_interrupted, args=(account,), daemon=True).start()
         local_files.replace(place, f"{path}\n".encode(), 0o644)
         try:
             while not refusal(account.allowance):
                 time.sleep(LOOK_S)
             while not end_all(account, log):
                 time.sleep(END_TRIES_S)
+            remove_open_folder(name)
         finally:
             place.unlink(missing_ok=True)
             broker.shutdown()

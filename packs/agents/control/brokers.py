@@ -67,6 +67,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
         time.sleep(AGAIN_S)
     for service in ending.own_services(name, journal, settings):
         ending.end_one(account, "serve.down", service, tell)
+    place.remove_open_folder(name)
     return ending.own_rows(name, journal, settings)
 
 

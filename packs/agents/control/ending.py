@@ -3,9 +3,11 @@
 `Account` -> `inv down`, `inv serve.down` -> whether everything has ended
 """
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
@@ -32,12 +34,24 @@ def end_all(account: Account, tell: Say) -> bool:
 
 def is_starting(account: Account) -> bool:
     """Return whether a start holds the lock: its machine may be rented at any time."""
-    lock = os.open(lock_file(account), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
+        with locked(account, fcntl.LOCK_NB):
+            return False
     except BlockingIOError:
         return True
+
+
+@contextlib.contextmanager
+def locked(account: Account, flags: int = 0) -> Iterator[int]:
+    """Hold the lock of the starts, and yield its file descriptor. flags: LOCK_NB raises BlockingIOError if it is held.
+
+    A process that inherits the descriptor holds the lock until the process exits, also after the end of this block.
+    """
+    path = place.folder(account.settings) / f"{account.name}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | flags)
+        yield lock
     finally:
         os.close(lock)
 
@@ -52,10 +66,6 @@ def end_one(account: Account, command: str, name: str, tell: Say) -> bool:
     tell(f"{name}: ended, nothing of it runs")
     Receipt(account.name, account.settings).add({"at": time.time(), "tool": "end", "run": name, "outcome": "done"})
     return True
-
-
-def lock_file(account: Account) -> str:
-    return str(place.folder(account.settings) / f"{account.name}.lock")
 
 
 def own_rows(name: str, journal: Journal, settings: Settings) -> list[Op]:

@@ -1,6 +1,7 @@
 """Places of the files and sockets of allowances. Light: `status` imports this module."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -18,9 +19,20 @@ def open_folder(name: str) -> Path:
 
     Raises UsageError if another user has made the folder.
     """
-    found = Path(tempfile.gettempdir()) / f"slipway-{os.getuid()}-{name}"
+    found = open_path(name)
     found.mkdir(mode=0o711, exist_ok=True)
     if found.is_symlink() or found.stat().st_uid != os.getuid():
         raise UsageError(f"{found} belongs to another user; choose another name for the allowance")
     found.chmod(0o711)
     return found
+
+
+def remove_open_folder(name: str) -> None:
+    """Remove the folder of an allowance that has ended, if there is one."""
+    found = open_path(name)
+    if found.is_dir() and not found.is_symlink() and found.stat().st_uid == os.getuid():
+        shutil.rmtree(found, ignore_errors=True)
+
+
+def open_path(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"slipway-{os.getuid()}-{name}"

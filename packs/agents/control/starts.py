@@ -5,8 +5,6 @@ interrupted launch has written its rows. A line of the receipt precedes each `in
 """
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.units import dollars
 from packs.agents.control.account import Account
 from packs.agents.control.admission import check_money
-from packs.agents.control.ending import lock_file
+from packs.agents.control.ending import locked
 from packs.agents.control.plans import SERVICE, TRAIN, Plans, StartPlan, seconds_word
 from packs.agents.control.time_left import left_s, refusal
 from packs.agents.records.allowance import Allowance
@@ -65,9 +63,7 @@ def serve_up(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[
 @contextlib.contextmanager
 def admitted(account: Account, plans: Plans, asked: PlanId, kind: str, note: Note) -> Iterator[Start]:
     """Hold the lock of the allowance, check, take the plan, and yield with the name of a new run. Raises UsageError."""
-    lock = os.open(lock_file(account), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(account) as lock:
         one = account.allowance
         if why := refusal(one):
             raise UsageError(why)
@@ -79,8 +75,13 @@ def admitted(account: Account, plans: Plans, asked: PlanId, kind: str, note: Not
         note({"plan_id": plan.plan_id, "run": run, **limit})
         flags = {**plan.flags, "max-price": plan.max_price, "yes": True, "detach": True}
         yield Start(plan=plan, run=run, flags=flags, lock=lock, ends=one.ends)
-    finally:
-        os.close(lock)  # the process of `inv` may still hold the lock
+
+
+def forget_interrupted(account: Account) -> None:
+    """Return the money of services whose start was interrupted by a kill; wait for the end of a start under way."""
+    with locked(account):
+        for name in account.started.services:
+            account.forget_unstarted_service(name)
 
 
 def start_ttl(start: Start, one: Allowance) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.settings import Settings
 from packs.agents.commands import skill
-from packs.agents.control import files, guarantee, money, place
+from packs.agents.control import ending, files, guarantee, money, place, starts
+from packs.agents.control.account import Account
 from packs.agents.control.files import StartedRuns
 from packs.agents.control.receipt import Receipt
 from packs.agents.control.reconciliation import differences
@@ -137,6 +139,42 @@ def test_money_for_the_end_of_a_machine_stays_reserved_until_the_machine_is_gone
         assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd - 900_000 - 83_334
         journal.advance(op, "unsent")
         assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd
+
+
+def test_money_of_a_service_whose_start_was_killed_returns_after_the_end_of_the_start(settings):
+    files.save(ONE, settings)
+    account = Account("demo", settings)
+    for name in ("demo-1", "demo-2"):
+        assert account.new_run(0) == name
+        account.remember_service(name, 2_000_000)
+    with Journal.open(settings.state_file) as journal:
+        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
+        journal.plan(
+            token="t2",
+            run="demo-2-0",
+            vendor="lium",
+            owner_kind="service",
+            owner="demo-2",
+            rate=1_000_000,
+            cap=2_000_000,
+        )
+    assert account.state().free == ONE.micro_usd - 4_000_000
+    with ending.locked(account):  # as the process of `inv` holds the lock after the kill
+        waiting = threading.Thread(target=starts.forget_interrupted, args=(account,))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive() and len(account.started.services) == 2
+    waiting.join()
+    assert account.state().free == ONE.micro_usd - 2_000_000 and [*account.started.services] == ["demo-2"]
+
+
+def test_open_folder_of_an_ended_allowance_is_removed(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = place.open_folder("demo")
+    (found / "socket").touch()
+    place.remove_open_folder("demo")
+    place.remove_open_folder("demo")
+    assert not found.exists()
 
 
 def test_differences_between_calls_and_ledger_are_named():
