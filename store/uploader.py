@@ -26,7 +26,7 @@ from store import local_files
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.masking import Mask
-from store.run_sync.mounts import WORK, MountFolder
+from store.run_sync.mounts import STILL, WORK, MountFolder
 from store.run_sync.restore import Fetch, earlier_log_part, read_acknowledged
 from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, DamagedCheckpoint, RunFolder, by_folder, step_of
 from store.untrusted_input import CHECKPOINT
@@ -65,11 +65,14 @@ class Config:
     secrets: Sequence[str] = ()
     """Names of the environment variables whose values are masked."""
     mounts: Sequence[Sequence[str]] = ()
-    """Mounted folders: name, address in a bucket or "" for the folder of the store, "still" if changes stay here."""
+    """Mounted folders: name, address in a bucket or "" for the folder of the store, and kind.
+
+    The kind is "" for a copy with changes to upload, "still" for a copy whose changes stay here, and "mount" for a
+    bucket that rclone mounts if the machine can."""
 
     def mount_folders(self, root: Path) -> list[MountFolder]:
         """Return all mounted folders."""
-        return [MountFolder(self.store, name, root, place) for name, place, _ in self.mounts]
+        return [MountFolder(self.store, name, root, place, kind) for name, place, kind in self.mounts]
 
 
 class Uploader:
@@ -78,9 +81,7 @@ class Uploader:
     def __init__(self, root: Path, config: Config, say: Callable[[str], None]) -> None:
         self.root, self.config, self.say = root, config, say
         self.folder = RunFolder(config.store, config.run)
-        self.mounts = [
-            one for one, (*_, kind) in zip(config.mount_folders(root), config.mounts, strict=True) if not kind
-        ]
+        self.mounts = [one for one in config.mount_folders(root) if one.kind != STILL]
         self.known = read_acknowledged(root)
         self.mask = Mask(os.environ.get(name, "") for name in config.secrets)
         self.carried: dict[str, tuple[int, int]] = {}  # size and mtime of uploaded files

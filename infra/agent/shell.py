@@ -21,12 +21,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from infra.agent.execution import own_root
-from infra.agent.execution.steps import RESUME_ME
+from infra.agent.execution import bucket_mount, own_root
+from infra.agent.execution.steps import LEFTOVER_GRACE_S, RESUME_ME
 
 POLL_S = 0.05
+FAILED = 1
 BIN = "bin"
 BEGIN = Path(__file__).with_name("begin.bash")
 TASK_VARIABLES = (  # variables of SkyPilot that every script gets
@@ -52,7 +53,8 @@ class Script:
     """Uploaded files and folders: [folder beside the code, file name in the folder or "", target path in the job]."""
     kept: Sequence[Sequence[str]] = ()
     """Folders that the uploader downloads and uploads again: [name in `work/mounts`, file in it or "", path in the job,
-    address in a bucket or "", "still" for a copy whose changes stay on the pod]."""
+    address in a bucket or "", "still" for a copy whose changes stay on the pod, or "mount" for a bucket that rclone
+    mounts if the machine can]."""
     own_home: bool = False
     """True on the user's own machine: `~` and packages from `pip install` are in the folder of the pod.
 
@@ -79,9 +81,27 @@ def main(words: Sequence[str]) -> int:
     assert flag == "--config"
     root, name = Path(os.environ["SLIPWAY_WORK"]).parent, Path(path).stem
     script = Script(**json.loads(Path(path).read_text(encoding="utf-8")))
-    environ, folder, binds = prepare(root, script)
+    restarts = root / "state" / "scripts" / f"{name}.restarts"
+    restarts.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with bucket_mount.mounted(root, script.kept, os.environ) as buckets:
+            code, is_told = execute(root, name, script, {one.name: one.point for one in buckets})
+            problems = bucket_mount.await_uploads(buckets)
+    except bucket_mount.MountError as error:
+        code, is_told, problems = FAILED, False, [str(error)]
+    for problem in problems:
+        print(problem, flush=True)
+        code = code or FAILED
+    return code if is_told else _verdict(code, script, restarts)
+
+
+def execute(root: Path, name: str, script: Script, buckets: Mapping[str, Path]) -> Tuple[int, bool]:
+    """Run a script; return the exit code in shell convention, and whether a signal to leave was received.
+
+    buckets: folders of mounted buckets by name.
+    """
+    environ, folder, binds = prepare(root, script, buckets)
     text = root / "state" / "scripts" / f"{name}.sh"
-    text.parent.mkdir(parents=True, exist_ok=True)
     text.write_text(script.text if script.text.endswith("\n") else script.text + "\n", encoding="utf-8")
     at = root / "state" / "root"
     at.mkdir(exist_ok=True)
@@ -89,17 +109,14 @@ def main(words: Sequence[str]) -> int:
     if script.image:
         from infra.agent.execution import container  # few jobs have an image
 
-        made = container.of_task(script.image, root, script.task, binds)
-        code, is_told = made.run(text, environ, folder)
-    else:
-        code, is_told = _run(["bash", str(text)], environ, folder, binds, at)
-    return code if is_told else _verdict(code, script, root / "state" / "scripts" / f"{name}.restarts")
+        return container.of_task(script.image, root, script.task, binds).run(text, environ, folder)
+    return _run(["bash", str(text)], environ, folder, binds, at, ends_all=bool(buckets))
 
 
 Binds = List[Tuple[str, str]]  # files and folders of the pod, with the paths at which only the script sees them
 
 
-def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
+def prepare(root: Path, script: Script, buckets: Mapping[str, Path]) -> Tuple[Dict[str, str], Path, Binds]:
     """Create the layout for the script; return the environment, the working folder and the private paths."""
     environ = {key: value for key, value in os.environ.items() if key not in (*NOT_HANDED_ON, *script.withheld)}
     work = root / "work"
@@ -118,8 +135,9 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
     binds: Binds = []
     there = [(root / sent / file if file else root / sent, wanted) for sent, file, wanted in script.mounts]
     for name, file, wanted, *_ in script.kept:
-        (work / "mounts" / name).mkdir(parents=True, exist_ok=True)
-        there.append((work / "mounts" / name / file, wanted))
+        if name not in buckets:
+            (work / "mounts" / name).mkdir(parents=True, exist_ok=True)
+        there.append((buckets.get(name, work / "mounts" / name) / file, wanted))
     for target, wanted in there:
         if script.own_home and wanted.startswith("/"):
             binds.append((str(target.resolve()), wanted))
@@ -190,10 +208,13 @@ def _link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def _run(words: List[str], environ: Dict[str, str], folder: Path, binds: Binds, at: Path) -> Tuple[int, bool]:
+def _run(
+    words: List[str], environ: Dict[str, str], folder: Path, binds: Binds, at: Path, ends_all: bool = False
+) -> Tuple[int, bool]:
     """Run a command; return the exit code in shell convention, and whether a signal to leave was received.
 
-    `at` is an empty folder, the mount point of the private root if the command has private paths.
+    `at` is an empty folder, the mount point of the private root if the command has private paths. `ends_all`: end the
+    processes that the command has left behind, which may have files of a mounted bucket open.
     """
     told: List[int] = []
 
@@ -215,7 +236,18 @@ def _run(words: List[str], environ: Dict[str, str], folder: Path, binds: Binds, 
     code = process.wait()
     while told and _signal(process.pid, 0):  # children of bash may still be saving work
         time.sleep(POLL_S)
+    if ends_all:
+        _end(process.pid)
     return (128 - code if code < 0 else code), bool(told)
+
+
+def _end(group: int) -> None:
+    """End a process group: SIGTERM, and SIGKILL for processes that stay."""
+    deadline = time.monotonic() + LEFTOVER_GRACE_S
+    _signal(group, signal.SIGTERM)
+    while _signal(group, 0) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    _signal(group, signal.SIGKILL)
 
 
 def _signal(group: int, number: int) -> bool:

@@ -35,6 +35,8 @@ NIGHTLY = {  # further packages of `inv test --nightly`
     "chromium": ("chromium",),
     "podman": ("podman",),
     "runc": ("runc",),
+    "rclone": ("rclone",),
+    "fuse3": ("fusermount3",),
 }
 
 

@@ -4,29 +4,76 @@ A pod has a local copy, `work/mounts/<name>/`: the uploader downloads the stored
 changes of the job. A file is uploaded once unchanged between two looks, the oldest first, so that a marker written last
 arrives last. Files that the job deletes are deleted in the store. If two runs write one file, the last write wins, as
 in a bucket.
+
+A bucket with the mode MOUNT is mounted by rclone during each script (`infra.agent.execution.bucket_mount`), if the
+machine has rclone and FUSE; else the bucket is copied like the others. A record beside the folder keeps the decision.
 """
 
 import contextlib
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from store import local_files
 from store.backends.backend import ListedFile, open_place
-from store.manifest import check_name
+from store.manifest import AccessDenied, check_name
 from store.run_sync.run_folder import spool
 from store.untrusted_input import is_inside
 
 WORK = "work/mounts"
+STILL, MOUNT = "still", "mount"  # kinds of folders, see `store.uploader.Config.mounts`
+FUSE = "/dev/fuse"
+TRY_S = 20.0  # for the mount of an empty folder, which takes 0.1 s
 
 Stamp = tuple[int, int]  # size in bytes and mtime in ns
+
+
+def fuse_problem() -> str:
+    """Return the reason why rclone cannot mount a bucket on this machine, or ""."""
+    missing = [
+        name
+        for name, tools in (("rclone", ("rclone",)), ("fuse3", ("fusermount3", "fusermount")))
+        if not any(map(shutil.which, tools))
+    ]
+    if not sys.platform.startswith("linux"):
+        return "rclone mounts buckets on Linux only"
+    if missing:
+        return f"this machine lacks {' and '.join(missing)} (Debian, Ubuntu: apt install {' '.join(missing)})"
+    try:
+        os.close(os.open(FUSE, os.O_RDWR))
+    except OSError as error:
+        return f"this machine gives no access to FUSE ({error})"
+    return ""
+
+
+def mount_problem() -> str:
+    """Return the reason why rclone cannot mount an empty folder of this machine, or "": containers often refuse."""
+    with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+        source, point = Path(folder, "source"), Path(folder, "point")
+        source.mkdir()
+        point.mkdir()
+        words = ["rclone", "mount", str(source), str(point), "--config", os.devnull]
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            deadline = time.monotonic() + TRY_S
+            while process.poll() is None and not os.path.ismount(point) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            is_mounted = os.path.ismount(point)
+            process.terminate()
+            said = process.communicate()[1].strip().splitlines()
+    return "" if is_mounted else f"rclone cannot mount on this machine ({said[-1] if said else 'no reason given'})"
 
 
 class MountFolder:
     """A mounted folder, on the pod and in a store. All methods may raise StoreError and OSError."""
 
-    def __init__(self, store: str, name: str, root: Path, place: str = "") -> None:
+    def __init__(self, store: str, name: str, root: Path, place: str = "", kind: str = "") -> None:
         """Open the folder. `place`: address of a folder or file of a bucket, "" = the folder `name` of the store."""
+        self.kind, self._mount_path = kind, root / WORK / f".{name}.mount"
         self.name, self.under = check_name(name), "" if place else f"mounts/{check_name(name)}"
         self.here = root / WORK / name
         self.place, self.uri = place, place or f"{store}/{self.under}"
@@ -34,6 +81,35 @@ class MountFolder:
         self._record_path = self.here.parent / f".{name}.kept"  # record of files in sync with the store
         self._seen: dict[str, Stamp] = {}
         self._synced: dict[str, Stamp] = self._read_record()
+
+    def leave_to_rclone(self) -> str:
+        """Decide whether rclone mounts the bucket; return "", or the reason for a copy. The decision of a pod stays."""
+        if self.kind != MOUNT:
+            why = "the job asks for a copy"
+        elif self.here.is_dir():
+            why = "the files are on the pod already"
+        elif self._mount_path.exists():
+            return ""
+        else:
+            why = fuse_problem() or mount_problem() or self._file_problem()
+        if why:
+            self._mount_path.unlink(missing_ok=True)
+        else:
+            local_files.replace(self._mount_path, f"{self.place}\n".encode())
+        return why
+
+    def _file_problem(self) -> str:
+        """Return why the address cannot be mounted: rclone mounts folders only."""
+        from store.backends.s3 import Bucket  # imports botocore
+
+        above, _, last = self.place.rpartition("/")
+        if above.endswith("/"):  # a whole bucket
+            return ""
+        try:
+            Bucket(above).entry(last)
+        except (FileNotFoundError, AccessDenied):  # a service may deny the question about a missing file
+            return ""
+        return f"{self.place} is a file"
 
     def download_missing(self, told: Callable[[int, int], object]) -> int:
         """Download all stored files missing on the pod; return their number.

@@ -18,7 +18,7 @@ from store.backends.backend import FileTooLarge
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.patience import StoreAway
-from store.run_sync.mounts import MountFolder
+from store.run_sync.mounts import MOUNT, MountFolder
 from store.run_sync.run_folder import ACKNOWLEDGED, DamagedCheckpoint, ListedCheckpoint, RunFolder, by_folder, step_of
 from store.untrusted_input import FIGURES, LOG
 
@@ -87,10 +87,18 @@ class Fetch:
         self.emit("result", checkpoints=brought, marks=marks, figures=figures, logs=len(logs), damaged=self.damaged)
 
     def bring_mounts(self) -> None:
-        """Download the missing files of all mounted folders. Raise StoreError if a store stays unreachable."""
+        """Download the missing files of the mounted folders, but not of buckets that rclone mounts.
+
+        Raise StoreError if a store stays unreachable.
+        """
         for mount in self.mounts:
+            why = self._retry(mount.leave_to_rclone)
+            if not why:
+                self._report(f"mount {mount.name}: rclone mounts {mount.uri} while a script runs")
+                continue
             number = self._retry(lambda mount=mount: mount.download_missing(self._progress))  # type: ignore[misc]
-            self._report(f"mount {mount.name}: {number} files brought from {mount.uri}")
+            copied = f", as a copy, because {why}" if mount.kind == MOUNT else ""
+            self._report(f"mount {mount.name}: {number} files brought from {mount.uri}{copied}")
 
     def _restore_checkpoints(self, names: Mapping[str, int]) -> None:
         there = by_folder(names)

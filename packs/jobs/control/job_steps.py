@@ -25,9 +25,9 @@ from packs.jobs.control import fetching, images, mounts
 from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
 from packs.jobs.control.refusals import Refusals
+from store.run_sync.mounts import MOUNT, STILL
 
 RUN = "run"
-STILL = "still"
 ALONE = ("-u",)  # extra Python arguments of a step on all nodes: unbuffered output
 ALWAYS = 1000  # restarts for a job without its own limit; the time and spend limits still apply
 
@@ -43,13 +43,13 @@ class KeptFolder:
     """Address in a bucket; "" for a folder of the store."""
     file: str = ""
     """The file at the path, if the address names a file."""
-    is_still: bool = False
-    """True for a copy: changes stay on the pod."""
+    kind: str = ""
+    """STILL for a copy whose changes stay on the pod, MOUNT for a bucket that rclone mounts if the machine can."""
 
     @property
     def words(self) -> tuple[str, ...]:
         """Return the folder in the format of `Script.kept`."""
-        return self.name, self.file, self.path, self.place, STILL if self.is_still else ""
+        return self.name, self.file, self.path, self.place, self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
             for one in task.mounts:
                 _check_path(file, one, is_rehearsed)
         mounted.append(tuple(_mount(file, one, name_of) for one in copied))
-        kept.append(tuple(_kept(file, one) for one in task.mounts if mounts.is_kept(one)))
+        kept.append(tuple(_kept(file, one, task) for one in task.mounts if mounts.is_kept(one)))
     # Raises before any machine is rented.
     weights = {one.name: shipment.measure(Path(one.source), one.file, one.anyway) for one in carried}
     at = [(name, path) for task in mounted for name, _, path in task]
@@ -132,7 +132,7 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
     """Collect the mounts of a task that cannot be carried out."""
     for one in task.mounts:
         with refused.collecting():
-            _kept(file, one) if mounts.is_kept(one) else _refuse_mode(file, one)
+            _kept(file, one, task) if mounts.is_kept(one) else _refuse_mode(file, one)
         if is_own and (is_rehearsed or not images.first_image(task)):  # A container has a root of its own.
             with refused.collecting():
                 _check_path(file, one, is_rehearsed)
@@ -163,21 +163,22 @@ def for_engine(file: JobFile) -> JobFile:
     return replace(file, tasks=tasks)
 
 
-def _kept(file: JobFile, one: Mount) -> KeptFolder:
+def _kept(file: JobFile, one: Mount, task: JobTask) -> KeptFolder:
     """Return the folder of a mount that the uploader brings. Raise UsageError for an invalid mount."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if "://" in one.source:
         if not re.fullmatch(mounts.BUCKET, one.source):
             raise UsageError(f"{where}: Slipway reads buckets of s3://, gs:// and hf://; {fetching.advice(one)}")
         last = one.source.rstrip("/").rpartition("/")[2]
-        is_file = bool(Path(last).suffix) and Path(last).suffix == Path(one.path).suffix
-        name = f"{re.sub('[^A-Za-z0-9]+', '-', last)[:40].strip('-') or 'bucket'}-{digest([one.source, one.path])[:8]}"
+        is_file = mounts.is_file(one)
+        kind = STILL if one.mode == "COPY" else "" if mounts.copy_reason(one, task) else MOUNT
+        stem = re.sub("[^A-Za-z0-9]+", "-", last)[:40].strip("-") or "bucket"
         return KeptFolder(
-            name=name,
+            name=f"{stem}-{digest([one.source, one.path, kind])[:8]}",
             path=one.path,
             place=one.source.rstrip("/"),
             file=last if is_file else "",
-            is_still=one.mode == "COPY",
+            kind=kind,
         )
     if one.source:
         raise UsageError(

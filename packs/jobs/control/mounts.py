@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 
+from packs.jobs.control.images import first_image
 from packs.jobs.control.job_file import JobTask, Mount
 from packs.jobs.control.schema import NO_EFFECT_MOUNTS, Storage
+from store.run_sync.mounts import fuse_problem
 
 BUCKET = r"(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+(/.*)?|hf://[^/\s]+/[^\s]+"
 
@@ -21,6 +24,40 @@ def is_kept(one: Mount) -> bool:
     if one.sources:
         return False
     return one.mode == "MOUNT_CACHED" or "://" in one.source or (one.mode == "MOUNT" and not one.source)
+
+
+def is_file(one: Mount) -> bool:
+    """Return whether the address of a bucket names a file, as does the path in the job."""
+    suffix = Path(one.source.rstrip("/").rpartition("/")[2]).suffix
+    return bool(suffix) and suffix == Path(one.path).suffix
+
+
+def copy_reason(one: Mount, task: JobTask) -> str:
+    """Return the reason why the files of a mount are copied to the pod, or "" for a bucket that rclone may mount."""
+    if one.mode != "MOUNT":
+        return "the job asks for a copy"
+    if not one.source.startswith("s3://"):
+        return "Slipway mounts buckets of s3:// only"
+    if is_file(one):
+        return "the address names a file"
+    return "a container does not see the mount" if first_image(task) else ""
+
+
+def in_plan(one: Mount, task: JobTask, is_here: bool, store: str) -> str:
+    """Return the line of the plan for a mount of the uploader or of rclone. store: address of the named folders."""
+    source, why = one.source or f"{store}/mounts/{one.name}", copy_reason(one, task)
+    back = "changes stay on the pod" if one.mode == "COPY" else "changes are written back"
+    back += " by node 0 alone" if task.num_nodes > 1 and one.mode != "COPY" else ""
+    if not why and not is_here:
+        return (
+            f"{one.path} is {source}, mounted by rclone if the machine has rclone and FUSE; else a copy on the pod, "
+            f"and {back}"
+        )
+    why = why or fuse_problem()
+    if not why:
+        return f"{one.path} is {source}, mounted by rclone"
+    because = f" (a copy on the pod, as with MOUNT_CACHED, because {why})" if one.mode == "MOUNT" else ""
+    return f"{one.path} starts from {source}, and {back}{because}"
 
 
 def without_effect(task: JobTask, ours: Collection[str]) -> list[str]:

@@ -132,11 +132,8 @@ class JobWork:
                 )
             for one in task.mounts:
                 if mounts.is_kept(one):
-                    at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
-                    back = "changes stay on the pod" if one.mode == "COPY" else "changes are written back"
-                    back += " by node 0 alone" if task.num_nodes > 1 and one.mode != "COPY" else ""
-                    how = " (MOUNT has the meaning of MOUNT_CACHED: a copy on the pod)" if one.mode == "MOUNT" else ""
-                    found.append(f"{one.path} starts from {one.source or at}, and {back}{how}")
+                    at = store if "://" in store else vendor.pod_store or store
+                    found.append(mounts.in_plan(one, task, vendor.is_here, at))
             if repository := task.repository:
                 at = f" at {repository.ref}" if repository.ref else ""
                 found.append(f"setup clones {repository.url}{at}, and run starts in the clone")
@@ -157,7 +154,8 @@ class JobWork:
         if is_own:
             found.append("the home folder of the job, and packages from pip, are in the pod's folder")
         if vendor.is_ephemeral:
-            kept = [one.path for task in self.file.tasks for one in task.mounts if one.mode == "MOUNT_CACHED"]
+            written = ("MOUNT", "MOUNT_CACHED")
+            kept = [one.path for task in self.file.tasks for one in task.mounts if one.mode in written]
             found.append(
                 "the files of the job are lost with the machine, at the end of the run or earlier, except checkpoints "
                 f"of slipway.checkpoint{', and the files in ' if kept else ''}{', '.join(dict.fromkeys(kept))}"

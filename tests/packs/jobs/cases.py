@@ -85,7 +85,7 @@ CASES = {
         "clients use this name",
     ),
     "04-bucket-mount-lint": Case("nothing to mend", job(BUCKET % "MOUNT"), [LINT], "nothing to mend"),
-    "04-bucket-mount": Case("the advice led to the next refusal", job(BUCKET % "MOUNT"), [RENTED], "starts from s3://a-shelf/books"),
+    "04-bucket-mount": Case("the advice led to the next refusal", job(BUCKET % "MOUNT"), [RENTED], "mounted by rclone"),
     "04-bucket-cached-lint": Case("nothing to mend", job(BUCKET % "MOUNT_CACHED"), [LINT], "nothing to mend"),
     "04-bucket-cached": Case("the advice led to the next refusal", job(BUCKET % "MOUNT_CACHED"), [RENTED], "starts from s3://a-shelf/books"),
     "04-bucket-copy-lint": Case("nothing to mend", job(BUCKET % "COPY"), [LINT], "nothing to mend"),

@@ -111,12 +111,12 @@ def test_bucket_is_brought_by_the_uploader(tmp_path, mode, source, path, file):
     read = job_file.load(written)
     layout = job_steps.lay_out(read, is_own=True)
     (kept,) = layout.kept[0]
-    assert (kept.place, kept.path, kept.file, kept.is_still) == (source.rstrip("/"), path, file, mode == "COPY")
+    kind = "still" if mode == "COPY" else "mount" if mode == "MOUNT" and source.startswith("s3") else ""
+    assert (kept.place, kept.path, kept.file, kept.kind) == (source.rstrip("/"), path, file, kind)
     (step,) = job_steps.steps_of(read, layout, [{}], (), True, "1")
-    still = "still" if mode == "COPY" else ""
-    assert step.config["kept"] == [[kept.name, file, path, kept.place, still]]
+    assert step.config["kept"] == [[kept.name, file, path, kept.place, kind]]
     config = sync_step.with_uploader(Job(run="a", token="", steps=(step,)), "/store", "a").beside.config
-    assert config["mounts"] == [[kept.name, kept.place, still]]
+    assert config["mounts"] == [[kept.name, kept.place, kind]]
 
 
 def test_folder_of_the_store_is_mounted_by_name_in_both_modes(tmp_path):
