@@ -62,7 +62,10 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
     costs = {one.token: one for one in spend.ledger(rows, journal.reported_costs("vendor"), now, clock_scale=scale)}
     moments, found, first_nodes = moments_of(rows, journal), list[PodBill](), list[PodBill]()
     for op in sorted(rows, key=lambda row: row.rank):
-        events, cost = moments[op.token], costs.get(op.token)
+        events, cost = moments.get(op.token), costs.get(op.token)
+        if not events:
+            problems.append(f"{op.run}: a row of the journal has no events, so the bill lacks a pod")
+            continue
         billed_from = events[0].at + spend.billed_from(op) - (op.intent_at if op.sent_at is None else op.sent_at)
         billed = cost.billed_micro_usd if cost and not op.is_live else None
         records = PodRecords(
@@ -81,7 +84,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
         pod = PodBill(
             pod_id=op.remote_id or "",
             vendor=op.vendor,
-            host=op.place or " ".join(filter(None, (op.vendor, op.read_request().gpu))),
+            host=op.place or " ".join(filter(None, (op.vendor, _gpu_of(op)))),
             spans=spans,
             micro_usd=cost.micro_usd if cost else 0,
             micro_usd_per_hour=op.rate,
@@ -141,6 +144,12 @@ def _job_of(op: Op) -> Job | None:
     with contextlib.suppress(SlipwayError):
         return op.read_job() if op.job else None
     return None
+
+
+def _gpu_of(op: Op) -> str:
+    with contextlib.suppress(SlipwayError):  # a damaged row
+        return op.read_request().gpu
+    return ""
 
 
 def _kind_of(op: Op) -> str:
