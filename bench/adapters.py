@@ -75,6 +75,7 @@ def ours(name: str, length: int, is_compiled: bool, run: Callable[[Step, int, He
         initialise(model, 1)
         Lora().compress(model, config, machine.device)
         Lora().attach(model, config)
+        Lora().initialize(model, config)
     else:
         model = Decoder(config.model, torch.bfloat16)
         initialise(model, 1)
@@ -122,6 +123,7 @@ def of_rl(name: str, model: Path, seed: int, steps: int) -> dict[str, float]:
         decoder.to(torch.bfloat16).requires_grad_(False)
         kind.compress(decoder, config, machine.device)
         kind.attach(decoder, config)
+        kind.initialize(decoder, config)
     engine = Embedded(stops(tokenizer), rl.side_by_side, kind)
     policy = Policy(engine, tokenizer, {"sort": judge_of("sort", rl)}, rl, config.sequence_len)
     asked, unseen = sort.problems(1)[:2]

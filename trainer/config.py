@@ -288,6 +288,11 @@ class PhaseConfig:
         return found
 
     @property
+    def layouts(self) -> tuple[str, ...]:
+        """Return the values of `parallel`, besides `auto`, that the phase can have."""
+        return PARALLEL[1:]
+
+    @property
     def views(self) -> int:
         """Return the number of forward passes per token of a row."""
         return 1

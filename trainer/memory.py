@@ -179,7 +179,9 @@ def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, ModelL
         found["hybrid"] = {"parts": per_node}
     if gpus > 1:
         found["fsdp"] = {"parts": gpus}
-    return found if config.parallel == "auto" else {config.parallel: found.get(config.parallel, {})}
+    if config.parallel != "auto":
+        return {config.parallel: found.get(config.parallel, {})}
+    return {way: spread for way, spread in found.items() if way in config.layouts}
 
 
 def gib(num_bytes: float) -> str:

@@ -100,8 +100,8 @@ class PhaseRun:
         """
         assert self.change is not None, "the caller asks for a change"
         change, load = self.change.kind, lambda model: self.load_weights(model, self.changed, is_published=True)
-        model, _ = self._model(self.config.model, load, is_frozen=True, is_start=True)
-        change.attach(model, self.config)
+        model, _ = self._model(self.config.model, load, is_frozen=True, is_start=True, attached=change)
+        change.initialize(model, self.config)
         if self.ranks.is_first and self.changed != self.before:  # other processes receive the values at the start
             hf = export.folder_of_model(self.input(self.before))
             changes.check_base(hf, export.folder_of_model(self.input(self.changed)))
@@ -138,13 +138,19 @@ class PhaseRun:
         return model
 
     def _model(
-        self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False, is_start: bool = False
+        self,
+        shape: ModelConfig,
+        fill: Callable[[Decoder], None],
+        is_frozen: bool = False,
+        is_start: bool = False,
+        attached: changes.ModelChange | None = None,
     ) -> tuple[Decoder, FsdpSharding]:
         """Return a model and the sharding of the model; under FSDP the model holds the shards of this process.
 
         Only the first process calls `fill`. The other processes receive the weights from the first process: at once for
         sharded and frozen models, at the start of training for a whole trained model. is_start: compress the model as
-        the change of this phase does.
+        the change of this phase does. attached: the change that is added to the frozen model; the learning parameters
+        have no values and stay whole on every process.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
         is_whole = self.parallel == "ddp"
@@ -164,17 +170,25 @@ class PhaseRun:
                 model.to(device)
             if is_frozen:
                 self.ranks.broadcast_tensors(model.state_dict().values())
+            if attached:
+                attached.attach(model, self.config)
             return model, shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
         # Shard before the slow `fill`: creating process groups has a shorter timeout.
         held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
-        part = shard_model(model, self.parallel, self.ranks, "hidden" if is_frozen else "compute_objective", held)
+        method = "hidden" if is_frozen and not attached else "compute_objective"
+        base = model.state_dict().keys()
+        if attached:
+            attached.attach(model, self.config)
+        added = [one for name, one in model.named_parameters() if name not in base]
+        part = shard_model(model, self.parallel, self.ranks, method, held, added)
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
             whole = uninitialized_decoder(shape, dtype, "cpu")
             fill(whole)
             first = whole.state_dict()
-        part.scatter_weights(parts_of(model.state_dict()), first, self.ranks)
+        mine = {name: one for name, one in model.state_dict().items() if name in base}
+        part.scatter_weights(parts_of(mine), first, self.ranks)
         return model, part
 
     def load_weights(self, model: Decoder, role: str, is_published: bool = False) -> None:
@@ -225,7 +239,8 @@ class PhaseRun:
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
         # A sharded model generates only when all processes call it.
-        if not self.ranks.is_first or not self.sharding.has_full_params:
+        is_whole = self.parallel == "ddp"
+        if not self.ranks.is_first or not is_whole:
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
@@ -250,10 +265,20 @@ class PhaseRun:
         if final is None:
             return None
         tokens_in_loss.check(self.metrics / "metrics.jsonl", self.config.phase)
-        if not self.sharding.has_full_params:  # the other shards were in processes that have exited
-            model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
+        # The other shards were in processes that have exited.
+        return (model if is_whole else self._whole_model(final)), final
+
+    def _whole_model(self, final: Checkpoint) -> Decoder:
+        """Return the model of a checkpoint, whole, on the device of this process."""
+        model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
+        if self.change is None:
             model.load_state_dict(final.tensors("model"))
-        return model, final
+            return model
+        model.to(self.machine.dtype(self.config)).eval().requires_grad_(False)
+        self.load_weights(model, self.changed, is_published=True)
+        self.change.kind.attach(model, self.config)
+        model.load_state_dict(final.tensors("model"), strict=False)
+        return model
 
     def save_untrained(self, model: Decoder) -> Checkpoint:
         """Save a checkpoint of step 0 for a phase that converts the model without training; write empty metrics."""

@@ -57,10 +57,14 @@ class ModelChange:
         return ""
 
     def attach(self, model: Any, config: Any) -> None:
-        """Add the parameters to a frozen model, with the initial values of the seed.
+        """Add the parameters to a frozen model, without values.
 
-        model: `trainer.model.decoder.Decoder`; config: `trainer.config.PhaseConfig`.
+        model: `trainer.model.decoder.Decoder`, also on the meta device; config: `trainer.config.PhaseConfig`.
         """
+        raise NotImplementedError
+
+    def initialize(self, model: Any, config: Any) -> None:
+        """Set the parameters of `attach` to the initial values of the seed, with which the model is unchanged."""
         raise NotImplementedError
 
     def restore(self, model: Any, folder: Path) -> None:

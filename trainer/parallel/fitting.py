@@ -92,7 +92,7 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
     larger = next((size for size in SIZES if size > memory_bytes * 1.1 and now <= SPARE * size), 0)
     if larger:
         ways_out.append(f"a GPU with {gib(larger)}")
-    if way == "ddp" and per_node * nodes > 1:
+    if way == "ddp" and "fsdp" in config.layouts and per_node * nodes > 1:
         ways_out.append(f"--set {phase}.parallel=fsdp ({gib(estimate(config, parts=per_node * nodes).total)} each)")
     return f"{said}. Use {', or '.join(ways_out) or 'a smaller model'}"
 

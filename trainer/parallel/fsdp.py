@@ -8,7 +8,7 @@ stay gathered for the whole step, and gradients are reduced on the last pass onl
 torchtitan's `parallelize` for dense decoders.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,7 +32,7 @@ class FsdpSharding:
 
     @property
     def has_full_params(self) -> bool:
-        """Return whether every process has whole parameters; the optimizer state may still be sharded."""
+        """Return whether every process has the whole learning parameters; the optimizer state may still be sharded."""
         return self.size == 1
 
     def local_rows(self, tensor: Tensor) -> Tensor:
@@ -148,13 +148,19 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shard_model(
-    model: Decoder, parallel: str, ranks: Ranks, method: str = "compute_objective", is_held: bool = False
+    model: Decoder,
+    parallel: str,
+    ranks: Ranks,
+    method: str = "compute_objective",
+    is_held: bool = False,
+    whole: Collection[nn.Parameter] = (),
 ) -> FsdpSharding:
     """Shard a decoder in place with FSDP2. Parameters on `meta` stay uninitialized. Raises PeerLost on a timeout.
 
     parallel: `fsdp` or `hybrid`. method: the entry method of the model, at which FSDP gathers the parameters outside
     the blocks. is_held: keep parameters gathered from the first pass of a step to the last, which takes the memory of
-    the whole model in the dtype of activations plus unreduced gradients.
+    the whole model in the dtype of activations plus unreduced gradients. whole: parameters that every process keeps
+    whole, such as those of an adapter.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -173,10 +179,11 @@ def shard_model(
     is_wide = model.compute_dtype == torch.float32 or model.config.has_masters
     width = None if is_wide else model.compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": {*whole}}
     for block in model.model.layers:
-        _summing(fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_held))
+        _summing(fully_shard(block, **options, reshard_after_forward=not is_held))
         register_fsdp_forward_method(block, "project_qkv")
-    _summing(fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
+    _summing(fully_shard(model, **options, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
     return FsdpSharding(ranks.rank % size, size, ranks.size // size, rows, is_held)
 

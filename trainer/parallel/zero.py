@@ -1,4 +1,4 @@
-"""ZeRO stage 1: every process holds the whole model, and the optimizer state is sharded by rows.
+"""ZeRO stage 1: every process holds the whole learning parameters, and the optimizer state is sharded by rows.
 
 `shard_optimizer_state` returns an `FsdpSharding` in which every process updates some rows of each parameter. During the
 backward pass of a step's last micro-batch, the gradients of a block are reduce-scattered once complete, overlapping
@@ -31,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Shared(FsdpSharding):
-    """The rows of every parameter updated by this process; the model itself is whole."""
+    """The rows of every learning parameter updated by this process; the learning parameters themselves are whole."""
 
     units: list[Unit] = field(default_factory=list)  # in backward order
     owner: dict[nn.Parameter, Unit] = field(default_factory=dict)

@@ -154,8 +154,8 @@ class AdapterPhaseConfig(PhaseConfig):
             raise ConfigError(f"adapter: a model that {self.model.features[0].about} cannot be adapted")
         if self.dtype == "float8":
             raise ConfigError("dtype is float8; adapters are trained in bfloat16 or float32 only")
-        if self.parallel != "ddp":
-            raise ConfigError(f"parallel is {self.parallel}; adapters are trained with ddp only")
+        if self.parallel not in ("auto", "ddp") and (why := self._why_whole):
+            raise ConfigError(f"parallel is {self.parallel}; {why}, so set parallel=ddp")
         if self.rl and self.rl.engine == "vllm" and self._adapter.rank > MOST_IN_VLLM:
             raise ConfigError(f"rank is {self._adapter.rank}; vLLM serves ranks of at most {MOST_IN_VLLM}")
         if self.rl and self.rl.engine == "vllm" and self._is_rounded:
@@ -170,6 +170,17 @@ class AdapterPhaseConfig(PhaseConfig):
     @property
     def _is_rounded(self) -> bool:
         return self._adapter.kind == "qlora"
+
+    @property
+    def _why_whole(self) -> str:
+        """Return the reason why each process needs the whole frozen model, or ""."""
+        if self._is_rounded:
+            return "matrices in 4 bits are not sharded"
+        return f"the phase {self.phase} needs the whole model on each GPU" if self.rl is not None else ""
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return ("ddp",) if self._why_whole else super().layouts
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -208,16 +219,20 @@ class AdapterPhaseConfig(PhaseConfig):
 
     def adapt_memory(self, found: M, device: str, parts: int, sharers: int) -> M:
         """Return the memory of a step that trains the adapter beside a frozen model in the dtype of activations."""
-        memory: Any = found
+        memory: Any = super().adapt_memory(found, device, parts, sharers)
         model, width, learning = self.model, 4 if self.dtype == "float32" else 2, self.num_learning
         head, tokens = model.vocab_size * model.hidden_size, self.micro_rows * self.sequence_len
         of_head = 4 * head * (2 if model.tie_word_embeddings else 1) + (width * head if width == 2 else 0)
         thin = 0 if self.recompute else len(self._adapter.targets) * self._adapter.rank * model.num_hidden_layers
         dropped = sum(one[0] for one in adapted(self._adapter, model).values()) if self._adapter.dropout else 0
+        base = width * model.num_params // parts
+        if parts > 1:  # FSDP gathers a block and prefetches the next; parameters outside the blocks stay gathered
+            in_blocks = model.num_matrix_params - head
+            base += width * (model.num_params - in_blocks + 2 * in_blocks // model.num_hidden_layers)
         changed: M = replace(
             memory,
             weights=learning * (4 + (width if width == 2 else 0)),
-            frozen=memory.frozen + width * model.num_params + self._merged_bytes(width) - self._saved_bytes(width),
+            frozen=memory.frozen + base + self._merged_bytes(width) - self._saved_bytes(width),
             gradients=4 * learning,
             optimizer=8 * learning // max(parts, sharers),
             logits=memory.logits - of_head,
@@ -240,7 +255,7 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
     imported: ImportedAdapter | None = getattr(flags, "imported_adapter", None)
     if imported is not None:
         usual = replace(imported.adapter, kind=usual.kind)
-    adapter = config.adapter if isinstance(config, AdapterPhaseConfig) else usual
+    adapter = config.adapter if isinstance(config, AdapterPhaseConfig) and config.adapter else usual
     is_adopted = config.rl is not None and config.adopted
     optimizer = replace(
         config.optimizer,
@@ -257,5 +272,4 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
         adapter=adapter,
         imported_adapter=imported,
         optimizer=optimizer,
-        parallel="ddp",
     )

@@ -99,22 +99,22 @@ class Lora(ModelChange):
         return str(dtype).removeprefix("torch.") if config.adapter.kind == "qlora" else ""
 
     def attach(self, model: Decoder, config: AdapterPhaseConfig) -> None:
-        """Replace the target matrices by `AdaptedLinear`: A uniform in +-1/sqrt(inputs) from the seed, B zero."""
+        """Replace the target matrices by `AdaptedLinear`."""
         assert config.adapter is not None, "a configuration of the class has an adapter"
-        generator = torch.Generator().manual_seed(config.seed)
-        wanted = adapted(config.adapter, config.model)
         for block in model.blocks:
             block.draws = bool(config.adapter.dropout)
-            for part in (block.self_attn, block.mlp):
-                for name in wanted:
-                    if not hasattr(part, name):
-                        continue
-                    layer = AdaptedLinear(getattr(part, name), config.adapter)
-                    start = torch.empty(layer.lora_A.weight.shape)
-                    nn.init.uniform_(start, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
-                    layer.lora_A.weight.data.copy_(start)
-                    layer.lora_B.weight.data.zero_()
-                    setattr(part, name, layer)
+        for part, name in targets(model, config):
+            setattr(part, name, AdaptedLinear(getattr(part, name), config.adapter))
+
+    def initialize(self, model: Decoder, config: AdapterPhaseConfig) -> None:
+        """Draw A uniformly from +-1/sqrt(inputs) by the seed, and set B to zero."""
+        generator = torch.Generator().manual_seed(config.seed)
+        for part, name in targets(model, config):
+            layer = getattr(part, name)
+            start = torch.empty(layer.lora_A.weight.shape)
+            nn.init.uniform_(start, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
+            layer.lora_A.weight.data.copy_(start)
+            layer.lora_B.weight.data.zero_()
 
     def restore(self, model: Decoder, folder: Path) -> None:
         adapter, tensors = read(folder)
@@ -175,6 +175,15 @@ class Lora(ModelChange):
     def vllm_rank(self, config: AdapterPhaseConfig) -> int:
         assert config.adapter is not None, "a configuration of the class has an adapter"
         return config.adapter.rank
+
+
+def targets(model: Decoder, config: AdapterPhaseConfig) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the parent and the name of each target matrix, in a fixed order."""
+    assert config.adapter is not None, "a configuration of the class has an adapter"
+    wanted = adapted(config.adapter, config.model)
+    for block in model.blocks:
+        for part in (block.self_attn, block.mlp):
+            yield from ((part, name) for name in wanted if hasattr(part, name))
 
 
 def plain_decoder(model: Decoder, layers: Collection[str]) -> Decoder:

@@ -27,6 +27,7 @@ from trainer.config import load_phase
 from trainer.errors import Refused
 from trainer.model import changes, export
 from trainer.model.decoder import Decoder, Linear
+from trainer.parallel import fitting
 from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import starts_from
@@ -43,7 +44,9 @@ def adapted(phase: str = "sft", **changed) -> AdapterPhaseConfig:
 def attached(model: Decoder, config: AdapterPhaseConfig, std: float = 0.0) -> Decoder:
     """Return a model with an adapter, with B drawn from `std`."""
     model.requires_grad_(False)
-    Lora().attach(model, replace(config, model=model.config, sequence_len=64))
+    here = replace(config, model=model.config, sequence_len=64)
+    Lora().attach(model, here)
+    Lora().initialize(model, here)
     generator = torch.Generator().manual_seed(8)
     for name, one in model.named_parameters():
         if name.endswith("lora_B.weight"):
@@ -171,7 +174,6 @@ def test_only_adapters_get_gradients_and_dropout_is_repeated_under_recomputation
         ({"adapter": {"kind": "dora"}}, "adapter is 'dora'; known: lora"),
         ({"adapter": {"dropout": 1.0}}, "dropout is 1.0; it must be below 1"),
         ({"dtype": "float8"}, "adapters are trained in bfloat16 or float32 only"),
-        ({"parallel": "fsdp"}, "adapters are trained with ddp only"),
         ({"model": replace(TINY, mlp="relu2")}, "the model has no gate_proj"),
     ],
 )
@@ -305,20 +307,39 @@ def test_estimate_counts_the_adapter_and_the_frozen_model():
     assert config.num_learning == 30 * 32 * sum(map(sum, sides(config.model).values())) == 9_768_960
     assert mine.gradients == 4 * config.num_learning and mine.optimizer == 8 * config.num_learning
     assert mine.frozen == 2 * whole.model.num_params and mine.total < other.total
+    sharded = memory.estimate(config, parts=8)
+    matrices = whole.model.num_matrix_params - whole.model.vocab_size * whole.model.hidden_size
+    gathered = 2 * matrices // 30 + whole.model.num_params - matrices
+    assert sharded.frozen == 2 * whole.model.num_params // 8 + 2 * gathered < mine.frozen
     state = [one.gradients + one.optimizer + memory.host_bytes(of) for one, of in ((mine, config), (other, whole))]
     assert state[0] <= 0.25 * state[1]
     assert 0.6 < config.flops_per_token(512) / whole.flops_per_token(512) < 0.8
 
 
+def test_processes_keep_the_whole_model_where_it_cannot_be_sharded():
+    assert adapted(parallel="fsdp").parallel == "fsdp" and adapted().parallel == "auto"
+    assert [*memory.ways(adapted(), 2)] == ["ddp", "fsdp"]
+    rl = with_adapter(AdapterFlags(adapter="lora"), PROFILES["smoke"]().phases["rl"])
+    for config in (adapted(adapter={"kind": "qlora", "rank": 4}), rl):
+        assert [*memory.ways(config, 8)] == ["ddp"]
+        said = fitting.advice(config, 1 << 20, "ddp", per_node=8)
+        assert "a GPU with" in said and "fsdp" not in said
+    why = "parallel is fsdp; matrices in 4 bits are not sharded, so set parallel=ddp"
+    with pytest.raises(ConfigError, match=why):
+        adapted(adapter={"kind": "qlora", "rank": 4}, parallel="fsdp")
+
+
 @pytest.mark.nightly
 @pytest.mark.process
-def test_two_nodes_train_the_adapter_of_one_process(world, port, monkeypatch):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_nodes_train_the_adapter_of_one_process(world, port, monkeypatch, parallel):
     """One process and two nodes have equal losses; node 0 writes the adapter with the parts of both nodes."""
     assert run(world, monkeypatch, "base", tiny(steps=3, dtype="float32")) == 0
     config = adapted("mid", steps=6, rows=4, micro_rows=1, dtype="float32", adapter={"rank": 4, "alpha": 8.0})
     assert run(world, monkeypatch, "mid", config, world.making("mid", base=BASE)) == 0
     spread_making = replace(world.making("mid", "e" * 64, base=BASE), name="mid_checkpoints/two")
-    for code, words in map(finish, spread(world, config, port, spread_making, spread_making)):
+    several = replace(config, parallel=parallel)
+    for code, words in map(finish, spread(world, several, port, spread_making, spread_making)):
         assert code == 0, words
     one, two = world.store / "mid_checkpoints/tiny", world.store / "mid_checkpoints/two"
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)

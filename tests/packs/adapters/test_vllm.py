@@ -31,6 +31,7 @@ def write_adapter(folder: Path, seed: int, rank: int) -> Path:
     config = replace(config, adapter=AdapterConfig(rank=rank, alpha=2.0 * rank), seed=seed)
     model = real.random_model("llama", seed=3).requires_grad_(False)
     StoredLora().attach(model, config)
+    StoredLora().initialize(model, config)
     generator = torch.Generator().manual_seed(seed)
     for name, one in model.named_parameters():
         if name.endswith("lora_B.weight"):
