@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,11 +60,12 @@ class Training:
     facts: Mapping[str, Any]  # manifest entries: run, phase, tokenizer_sha256, vocab, inputs_hash
     folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    sharding: FsdpSharding = WHOLE  # sharding of the model
+    sharding: FsdpSharding = WHOLE  # sharding of the learning parameters, or of the optimizer state alone
     objective: Objective = field(default_factory=CrossEntropy)
     peak: Peak | None = None  # peak FLOPs of one device, if known
     sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
     after_first_step: Callable[[], None] = lambda: None  # called once, after the compilations of the first step
+    frozen_groups: Sequence[Any] = ()  # process groups with the shards of frozen models
     step: int = 0  # completed steps
     steps: int = field(init=False)  # steps of the whole run
     schedule: ScheduleConfig = field(init=False)  # schedule of a run planned for this number of steps
@@ -119,7 +120,8 @@ class Training:
                         is_quick = True
                         if not self.skipped:  # kernels of a step that is not finite may be wrong
                             self.after_first_step()
-                        self.ranks.shorten_timeout(*([self.sharding.group] if self.sharding.group else []))
+                        groups = (self.sharding.group, *self.frozen_groups)
+                        self.ranks.shorten_timeout(*(one for one in groups if one is not None))
                     if self.step == self.steps or self.step % every == 0 or stop or save:
                         self._save()
                     self._collect(wait=stop or self.step == self.steps)

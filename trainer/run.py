@@ -9,7 +9,7 @@ During training, checkpoints go to `<work>/checkpoints/<phase>-<spec>-<inputs>/`
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from data.config import StepContext
 from data.events import enter_part
@@ -34,14 +33,13 @@ from trainer.kernels import KernelWork, RunKernels
 from trainer.loop import Training
 from trainer.model import changes, export
 from trainer.model.changes import TrainedChange
-from trainer.model.decoder import Decoder, initialise, uninitialized_decoder
+from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
-from trainer.parallel.fsdp import WHOLE, FsdpSharding, parts_of, shard_model
-from trainer.parallel.placement import choose_layout, explain_out_of_memory, is_held, with_fitting_micro_batch
+from trainer.parallel.fsdp import WHOLE, FsdpSharding
+from trainer.parallel.models import ModelPlacement
+from trainer.parallel.placement import choose_layout, explain_out_of_memory, with_fitting_micro_batch
 from trainer.parallel.process_group import Ranks
-from trainer.parallel.zero import shard_optimizer_state
-from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import CHANGE, model_roles, starts_from
 from trainer.reporting import tokens_in_loss
 from trainer.reporting.peak_flops import of_machine
@@ -64,13 +62,14 @@ class PhaseRun:
     ranks: Ranks
     parallel: str  # `ddp`, `fsdp` or `hybrid`
     before: str = ""  # input role of the initial model; "" = initialize from the seed
-    sharding: FsdpSharding = WHOLE  # sharding of the trained model
+    sharding: FsdpSharding = WHOLE  # sharding of the learning parameters, or of the optimizer state alone
     frozen_models: list[Decoder] = field(default_factory=list)
     folders: dict[str, Path] = field(default_factory=dict)  # further inputs by role: Hugging Face folders
     metrics: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = work_folder() / "runs" / self.config.phase
+        self.placement = ModelPlacement(self.config, self.machine, self.ranks, self.parallel)
         self.kernels = RunKernels(KernelWork(self.config, self.machine, self.parallel, self.ranks, self.making.store))
 
     def input(self, role: str) -> Path:
@@ -90,7 +89,7 @@ class PhaseRun:
             if self.before
             else (lambda model: initialise(model, config.seed))
         )
-        model, self.sharding = self._model(config.model, fill or first)
+        model, self.sharding = self.placement.trained(config.model, fill or first)
         return model
 
     def _model_with_change(self) -> Decoder:
@@ -99,15 +98,18 @@ class PhaseRun:
         Continue the change of the previous phase if the artifact of the previous phase is a change.
         """
         assert self.change is not None, "the caller asks for a change"
-        change, load = self.change.kind, lambda model: self.load_weights(model, self.changed, is_published=True)
-        model, _ = self._model(self.config.model, load, is_frozen=True, is_start=True, attached=change)
-        change.initialize(model, self.config)
+        kind = self.change.kind
+        model = self.placement.frozen(self.config.model, self._load_changed, kind, kind)
+        kind.initialize(model, self.config)
         if self.ranks.is_first and self.changed != self.before:  # other processes receive the values at the start
             hf = export.folder_of_model(self.input(self.before))
             changes.check_base(hf, export.folder_of_model(self.input(self.changed)))
-            change.restore(model, hf)
-        self.sharding = shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 else WHOLE
+            kind.restore(model, hf)
+        self.sharding = self.placement.learning(model)
         return model
+
+    def _load_changed(self, model: Decoder) -> None:
+        self.load_weights(model, self.changed, is_published=True)
 
     @cached_property
     def change(self) -> TrainedChange | None:
@@ -132,64 +134,10 @@ class PhaseRun:
         model was trained with a different vocabulary.
         """
         shape = export.read_config(export.folder_of_model(self.input(role)))
-        is_start = bool(self.config.change) and role == self.changed
-        model, _ = self._model(shape, lambda model: self.load_weights(model, role), is_frozen=True, is_start=is_start)
+        compressed = self.change.kind if self.change and role == self.changed else None
+        model = self.placement.frozen(shape, lambda model: self.load_weights(model, role), compressed)
         self.frozen_models.append(model)
         return model
-
-    def _model(
-        self,
-        shape: ModelConfig,
-        fill: Callable[[Decoder], None],
-        is_frozen: bool = False,
-        is_start: bool = False,
-        attached: changes.ModelChange | None = None,
-    ) -> tuple[Decoder, FsdpSharding]:
-        """Return a model and the sharding of the model; under FSDP the model holds the shards of this process.
-
-        Only the first process calls `fill`. The other processes receive the weights from the first process: at once for
-        sharded and frozen models, at the start of training for a whole trained model. is_start: compress the model as
-        the change of this phase does. attached: the change that is added to the frozen model; the learning parameters
-        have no values and stay whole on every process.
-        """
-        dtype, device = self.machine.dtype(self.config), self.machine.device
-        is_whole = self.parallel == "ddp"
-        first_home = torch.device("cpu") if self.ranks.is_first else device
-        model = uninitialized_decoder(shape, dtype, first_home if is_whole and not is_frozen else "meta")
-        if is_frozen:  # cast before allocating memory
-            model.to(dtype).eval().requires_grad_(False)
-        if is_whole:
-            compress = self.change.kind.compress if is_start and self.change else lambda *given: None
-            if not self.ranks.is_first:
-                compress(model, self.config, device)
-            if is_frozen:
-                model.to_empty(device=first_home)
-            if self.ranks.is_first:
-                fill(model)
-                compress(model, self.config, device)
-                model.to(device)
-            if is_frozen:
-                self.ranks.broadcast_tensors(model.state_dict().values())
-            if attached:
-                attached.attach(model, self.config)
-            return model, shard_optimizer_state(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
-        # Shard before the slow `fill`: creating process groups has a shorter timeout.
-        held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
-        method = "hidden" if is_frozen and not attached else "compute_objective"
-        base = model.state_dict().keys()
-        if attached:
-            attached.attach(model, self.config)
-        added = [one for name, one in model.named_parameters() if name not in base]
-        part = shard_model(model, self.parallel, self.ranks, method, held, added)
-        model.to_empty(device=device)
-        first: Mapping[str, Tensor] = {}
-        if self.ranks.is_first:
-            whole = uninitialized_decoder(shape, dtype, "cpu")
-            fill(whole)
-            first = whole.state_dict()
-        mine = {name: one for name, one in model.state_dict().items() if name in base}
-        part.scatter_weights(parts_of(mine), first, self.ranks)
-        return model, part
 
     def load_weights(self, model: Decoder, role: str, is_published: bool = False) -> None:
         """Load the weights of the input `role` into a model. Raises Refused when the vocabularies differ.
@@ -239,8 +187,7 @@ class PhaseRun:
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
         # A sharded model generates only when all processes call it.
-        is_whole = self.parallel == "ddp"
-        if not self.ranks.is_first or not is_whole:
+        if not self.ranks.is_first or not self.placement.is_whole:
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
@@ -257,6 +204,7 @@ class PhaseRun:
             peak,
             sample,
             self.kernels.keep,
+            self.placement.frozen_groups,
         )
         setup = training_setup(model, self.config, self.machine, self.frozen_models)
         cache = self.kernels.cache(self.checkpoints.folder, work_folder())
@@ -265,20 +213,11 @@ class PhaseRun:
         if final is None:
             return None
         tokens_in_loss.check(self.metrics / "metrics.jsonl", self.config.phase)
+        if self.placement.is_whole or self.change:  # the learning parameters of a change are whole
+            return model, final
         # The other shards were in processes that have exited.
-        return (model if is_whole else self._whole_model(final)), final
-
-    def _whole_model(self, final: Checkpoint) -> Decoder:
-        """Return the model of a checkpoint, whole, on the device of this process."""
-        model = uninitialized_decoder(self.config.model, self.machine.dtype(self.config), self.machine.device)
-        if self.change is None:
-            model.load_state_dict(final.tensors("model"))
-            return model
-        model.to(self.machine.dtype(self.config)).eval().requires_grad_(False)
-        self.load_weights(model, self.changed, is_published=True)
-        self.change.kind.attach(model, self.config)
-        model.load_state_dict(final.tensors("model"), strict=False)
-        return model
+        weights = final.tensors("model")
+        return self.placement.alone().trained(self.config.model, lambda one: one.load_state_dict(weights))[0], final
 
     def save_untrained(self, model: Decoder) -> Checkpoint:
         """Save a checkpoint of step 0 for a phase that converts the model without training; write empty metrics."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.config import Input, Persona, StepContext
+from data.config import Input, Persona
 from tests.faults.lives import Tell, fork
 from tests.trainer.conftest import tiny
 from trainer import loop
@@ -29,12 +29,13 @@ from trainer.model import export
 from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
+from trainer.parallel.models import ModelPlacement
 from trainer.parallel.process_group import Ranks
 from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES, TEACHER, Phase
 from trainer.rollouts.policy import Embedded
-from trainer.run import PhaseRun, phase_run
+from trainer.run import phase_run
 
 STEPS = 12
 ECHO = Phase(
@@ -171,10 +172,9 @@ def test_no_random_numbers_are_drawn_for_loaded_parameters(inputs, tmp_path):
     wanted = Decoder(config.model)
     initialise(wanted, 3)
     before = torch.get_rng_state()
-    making = StepContext(store="store", name="base_checkpoints/tiny", fingerprint="f")
-    phase = PhaseRun(config, making, prepare(), None, None, None, Ranks(), "ddp")
-    made, _ = phase._model(config.model, lambda model: initialise(model, 3))
-    frozen, _ = phase._model(config.model, lambda model: initialise(model, 3), is_frozen=True)
+    placement = ModelPlacement(config, prepare(), Ranks(), "ddp")
+    made, _ = placement.trained(config.model, lambda model: initialise(model, 3))
+    frozen = placement.frozen(config.model, lambda model: initialise(model, 3))
     export.write(tmp_path / "hf", config.model, made.state_dict(), inputs[0] / "tokenizer")
     for one in (made, frozen, export.read(tmp_path / "hf"), converted(made, config.model, torch.float32)):
         assert all(torch.equal(one.state_dict()[name], value) for name, value in wanted.state_dict().items())
