@@ -39,9 +39,9 @@ from trainer.plan.phase_needs import needs_of
 # Seconds of overhead around the steps: on this machine; on other own machines; to build environments; with a full
 # cache.
 HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
-# Useful FLOP/s per core, measured with whole runs of the smoke profile on two cores: 0.9e11 on a Zen 4, 0.6e11 and more
-# with AMX, 0.3e11 without bfloat16 units.
-CORE_FLOPS_PER_S, PLAIN_CORE_FLOPS_PER_S = 0.8e11, 0.3e11
+# Useful FLOP/s per core, measured with whole runs of the smoke profile on two cores: 1.0e11 on a Zen 4, 0.7e11 and more
+# with AMX, 0.35e11 without bfloat16 units.
+CORE_FLOPS_PER_S, PLAIN_CORE_FLOPS_PER_S = 0.9e11, 0.35e11
 LOAD_S = 1.5 * SHORTEST_S  # sampling time for the load of this machine
 LOAD_HOLDS_S = 20.0
 

@@ -62,8 +62,12 @@ class DpoConfig(PhaseConfig):
 
     @property
     def num_frozen(self) -> int:
-        """Return the number of further forward passes: of the reference, and for kto of answers to other questions."""
-        return 2 if self.loss == "kto" else 1
+        """Return the number of further forward passes over an answer.
+
+        The reference reads two answers of a row; for kto, the reference reads one, and the model an answer to a
+        different question.
+        """
+        return 2
 
     @property
     def flops(self) -> float:
