@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.flags import Typed
 from infra.ledger.journal import Journal
+from infra.records import Offer, Plan
 from infra.settings import Settings
 from store import packs
 
@@ -39,6 +40,10 @@ class CostView:
 
     def of_run(self, run: str, journal: Journal, settings: Settings, asks: bool) -> CostTable | None:
         """Return the table of a run. asks: query pods and stores for records that are missing on this machine."""
+        return None
+
+    def of_plan(self, plan: Plan, offer: Offer, settings: Settings) -> CostTable | None:
+        """Return the table of a plan on an offer, before the rent."""
         return None
 
 

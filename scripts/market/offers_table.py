@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
+from flows.reading import cost_views
+from flows.reading.cost_views import CostTable
 from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
 from infra.market.step_times import evidence
@@ -25,8 +27,15 @@ MOST_NAMED = 3  # GPU kinds in a table title
 ITSELF = "Add --self-end, and the pod deletes itself when its work is done."
 
 
-def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False) -> None:
-    """Print the offers, the cost of the first offer, and the events that end the pod."""
+def show(
+    plan: Plan,
+    offers: Sequence[Offer],
+    settings: Settings,
+    on_failure: str,
+    self_end: bool = False,
+    has_parts: bool = False,
+) -> None:
+    """Print the offers, the cost of the first offer (has_parts: also by part), and the events that end the pod."""
     assert plan.job is not None
     show_offers(plan.request, offers)
     render.say("")
@@ -54,6 +63,8 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
             cut = ", ended by a limit" if costs.is_cut else ""
             bill = " / ".join(map(render.cents, costs.micro_usd))
             render.say(f"in this rehearsal: {bill} simulated USD{cut}, for the time that this machine needs")
+    for table in cost_tables(plan, first, settings).values() if has_parts else ():
+        render.say(f"\n{table.text}")
     if plan.request.nodes > 1:
         render.say(f"each of the {plan.request.nodes} pods has an equal part of the limit, and ends by itself")
     show_ends(plan.job.limits, first, settings, on_failure, self_end=self_end)
@@ -87,9 +98,16 @@ def plan_json(
         "is_cut_by_limit": costs.is_cut if costs else None,
         "limit_usd": dollars(limits.spend_micro_usd) if limits.spend_micro_usd is not None else None,
         "limit_s": limits.time_s,
+        "cost_parts": {name: one.document for name, one in cost_tables(plan, first, settings).items()},
         "ends": [{"when": one.what, "by": one.by, "with_laptop_off": one.backstop} for one in ends],
         "caveats": caveats,
     }
+
+
+def cost_tables(plan: Plan, offer: Offer, settings: Settings) -> dict[str, CostTable]:
+    """Return the tables of packs about the expected cost of a plan, by name."""
+    found = {name: one.of_plan(plan, offer, settings) for name, one in cost_views.installed().items()}
+    return {name: one for name, one in found.items() if one}
 
 
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:

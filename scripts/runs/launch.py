@@ -144,7 +144,7 @@ def show_offers(found: use_case.Launch, settings: Settings) -> None:
     from scripts.market import offers_table  # a run on this machine has no offers
 
     spec = found.resolved.spec
-    offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
+    offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end, spec.dry_run)
 
 
 def offers_json(found: use_case.Launch, settings: Settings) -> dict[str, Any]:

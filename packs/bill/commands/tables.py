@@ -9,12 +9,14 @@ from infra.errors import UsageError
 from infra.flags import Typed, nondefault_flags
 from infra.ledger.journal import Journal
 from infra.ledger.op import PLANNED
+from infra.records import Offer, Plan
 from infra.runs import run_rows
 from infra.settings import Settings
-from infra.units import cents, count
+from infra.units import cents, count, estimated
 from packs.bill.control.bill import Bill, together
 from packs.bill.control.flags import COMPARISONS, BillFlags
 from packs.bill.control.pod_time import PARTS, STEPS
+from packs.bill.control.projection import ExpectedPart, earlier_bills, parts_of_plan
 from packs.bill.control.sources import bill_of_run
 from scripts.cli import render
 from scripts.cli.render import columns
@@ -36,6 +38,7 @@ NAMES = {
     "deletion": "deletion",
     "unexplained": "without a record",
 }
+BEFORE = "waiting, boot, checks, sending, environment"
 MOST_RUNS = 30  # newest runs in a comparison
 LARGEST = 3  # parts besides the steps, in a comparison
 BAR = 20
@@ -74,6 +77,33 @@ class BillView(CostView):
             text=text_of(bill), document=document_of(bill), parts=parts_of(bill), caption=overhead_of(bill)
         )
 
+    def of_plan(self, plan: Plan, offer: Offer, settings: Settings) -> CostTable | None:
+        """Return the expected parts of a plan on an offer; None for a plan of unknown length."""
+        with Journal.open(settings.state_file) as journal:
+            parts = parts_of_plan(plan, offer, settings, earlier_bills(offer.provider, journal, settings))
+        return projected(parts) if parts else None
+
+
+def projected(parts: Sequence[ExpectedPart]) -> CostTable:
+    """Return the table of the expected parts of a plan."""
+    seconds, cost = sum(one.seconds for one in parts), sum(one.micro_usd for one in parts)
+    shown = [CostPart(one.step or NAMES.get(one.part, BEFORE), one.seconds, one.micro_usd) for one in parts]
+    rows = [("expected part", "time", "USD", "")]
+    for one, part in zip(shown, parts, strict=True):
+        rows.append((one.name, estimated(one.seconds), _nearest(one.micro_usd, cost), f"({part.evidence})"))
+    rows.append(("in all, without deletion", estimated(seconds), _nearest(cost, cost), ""))
+    document = [
+        {
+            "part": one.part or "start",
+            "step": one.step or None,
+            "seconds": round(one.seconds, 1),
+            "usd": render.usd(one.micro_usd),
+            "evidence": one.evidence,
+        }
+        for one in parts
+    ]
+    return CostTable(text=columns(rows), document={"parts": document}, parts=shown)
+
 
 def parts_of(bill: Bill) -> list[CostPart]:
     """Return each part with time."""
@@ -107,8 +137,12 @@ def overhead_of(bill: Bill) -> str:
 
 
 def _usd(micro_usd: int, bill: Bill) -> str:
-    """Return a part of a cost, rounded to the nearest unit, so that the parts add up."""
-    return f"{micro_usd / 1e6:,.{4 if bill.cost < SMALL else 2}f}"
+    return _nearest(micro_usd, bill.cost)
+
+
+def _nearest(micro_usd: int, whole: int) -> str:
+    """Return a part of the cost `whole`, rounded to the nearest unit, so that the parts add up."""
+    return f"{micro_usd / 1e6:,.{4 if whole < SMALL else 2}f}"
 
 
 def document_of(bill: Bill) -> dict[str, Any]:

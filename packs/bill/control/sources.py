@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.reading import logs
-from infra.agent.job import Job, PodFolder, earlier_part
+from infra.agent.job import Job, PodFolder, Step, earlier_part
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import spend
@@ -40,7 +40,7 @@ from store import untrusted_input
 
 ENDS = ("gone", "absent", "refused", "unsent")  # events after which a row has ended
 TIMELINE = "timeline"  # `infra.agent.execution.timeline`
-PROGRAMS = {  # by the first words of a step
+PROGRAMS = {  # by the first words of a step; the first match counts
     ("-m", "data"): DATA,
     ("-m", "store.uploader"): DATA,
     ("-m", "trainer", "import"): DATA,
@@ -132,12 +132,15 @@ def _ended_at(events: Sequence[Moment]) -> float:
 
 
 def kinds_of(op: Op) -> dict[str, str]:
-    """Return the part of each step by the program of the step; a program of the user counts as STEPS."""
-    found, job = {ENVIRONMENT_STEP: ENVIRONMENT}, _job_of(op)
-    for step in job.steps if job else ():
-        known = (part for words, part in PROGRAMS.items() if tuple(step.words[: len(words)]) == words)
-        found[step.name] = next(known, STEPS)
-    return found
+    """Return the part of each step of a row; a training counts as ENVIRONMENT until the trainer reports parts."""
+    job = _job_of(op)
+    return {ENVIRONMENT_STEP: ENVIRONMENT} | {step.name: program_part(step) for step in (job.steps if job else ())}
+
+
+def program_part(step: Step) -> str:
+    """Return the part of a step by the program of the step; a program of the user counts as STEPS."""
+    known = (part for words, part in PROGRAMS.items() if tuple(step.words[: len(words)]) == words)
+    return next(known, STEPS)
 
 
 def _job_of(op: Op) -> Job | None:

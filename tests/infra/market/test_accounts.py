@@ -21,6 +21,7 @@ from infra.records import Request
 from infra.rehearsal import attach
 from infra.runs import pods
 from infra.units import in_usd
+from store import packs
 from tests.hosts import until
 from tests.infra.market.rehearsed import KINDS, ORDERS, Rehearsal
 from tests.programs import source
@@ -306,6 +307,10 @@ def test_plan_as_json_has_the_price_the_limit_and_the_ends_that_people_see(rehea
     flat = " ".join(shown.split())
     for one in plan["ends"]:
         assert all(" ".join(text.split()) in flat for text in one.values()), one
+    if "bill" in packs.installed():
+        parts = plan["cost_parts"]["bill"]["parts"]
+        assert [one["step"] for one in parts] == [None, None, "base"] and "expected part" in shown
+        assert sum(float(one["usd"]) for one in parts) == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.day_cases(3)
