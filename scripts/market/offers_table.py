@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from flows.reading import cost_views
-from flows.reading.cost_views import CostTable
 from infra.agent.job import Limits
 from infra.market.catalogue import PricedOffer
 from infra.market.step_times import evidence
@@ -104,10 +102,11 @@ def plan_json(
     }
 
 
-def cost_tables(plan: Plan, offer: Offer, settings: Settings) -> dict[str, CostTable]:
-    """Return the tables of packs about the expected cost of a plan, by name."""
-    found = {name: one.of_plan(plan, offer, settings) for name, one in cost_views.installed().items()}
-    return {name: one for name, one in found.items() if one}
+def cost_tables(plan: Plan, offer: Offer, settings: Settings) -> dict[str, Any]:
+    """Return the tables of packs about the expected cost of a plan by name, as `flows.reading.cost_views.CostTable`."""
+    found = {name: packs.load(where)() for name, where in packs.entries("cost_views").items()}
+    tables = {name: one.of_plan(plan, offer, settings) for name, one in found.items()}
+    return {name: one for name, one in tables.items() if one}
 
 
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:

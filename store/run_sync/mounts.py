@@ -100,13 +100,11 @@ class MountFolder:
 
     def _file_problem(self) -> str:
         """Return why the address cannot be mounted: rclone mounts folders only."""
-        from store.backends.s3 import Bucket  # imports botocore
-
         above, _, last = self.place.rpartition("/")
         if above.endswith("/"):  # a whole bucket
             return ""
         try:
-            Bucket(above).entry(last)
+            open_place(above).get(last, 0, 1)
         except (FileNotFoundError, AccessDenied):  # a service may deny the question about a missing file
             return ""
         return f"{self.place} is a file"

@@ -35,10 +35,11 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 TOOLS = ("fusermount3", "fusermount")
 # A job may read and write anywhere in a file; rclone writes a closed file to the bucket after a second, and then keeps
 # the copy on the disk for a minute.
-WORDS = (
-    *("--config", "/dev/null", "--vfs-cache-mode", "writes", "--vfs-write-back", "1s", "--dir-cache-time", "10s"),
-    *("--vfs-cache-max-age", "1m", "--s3-env-auth", "--s3-no-check-bucket"),
+OF_MOUNT = (
+    *("--vfs-cache-mode", "writes", "--vfs-write-back", "1s", "--vfs-cache-max-age", "1m"),
+    *("--dir-cache-time", "10s"),
 )
+ALWAYS = ("--config", "/dev/null", "--s3-env-auth", "--s3-no-check-bucket")
 FAILED = "failed to upload try #"  # in rclone's log; rclone itself tries for ever
 MOST_TRIES = 5
 # rclone's library for S3 refuses this variable; rclone has a flag instead.
@@ -98,7 +99,7 @@ class BucketMount:
         self.environ = {
             key: value for key, value in environ.items() if key != OWN_AUTHORITIES and not key.startswith("RCLONE_")
         }
-        self.words = [*WORDS, *service_words(environ), "--cache-dir", str(self.cache)]
+        self.words = [*ALWAYS, *service_words(environ)]
         libc = ctypes.CDLL(None)
 
         def begin() -> None:
@@ -107,6 +108,7 @@ class BucketMount:
 
         with open(self.log, "wb") as log:
             words = ["rclone", "mount", self.remote, str(self.point), *self.words]
+            words += [*OF_MOUNT, "--cache-dir", str(self.cache)]
             try:
                 self.process = subprocess.Popen(
                     words, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=begin
@@ -183,7 +185,7 @@ class BucketMount:
         A cluster that takes its machine back sends SIGTERM to every process, rclone included, while the script saves.
         """
         print(f"rclone had ended; the files written since then are sent to {self.address}", flush=True)
-        words = ["rclone", "move", str(self.point), self.remote, *self.words]
+        words = ["rclone", "move", "--delete-empty-src-dirs", str(self.point), self.remote, *self.words]
         with open(self.log, "ab") as log:
             done = subprocess.run(words, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         if done.returncode:

@@ -198,7 +198,7 @@ def test_launch_on_this_machine_mounts_a_bucket_and_a_machine_without_rclone_cop
                 (bare / one.name).symlink_to(one)
     world = World(tmp_path / "other", {**environ, "PATH": str(bare)})
     plan = world.run("launch", str(file), "--provider", "local", "-e", "NAME=two", "--dry-run").stderr
-    assert "a copy on the pod, because this machine lacks rclone (Debian, Ubuntu: apt install rclone)" in plan
+    assert "as with MOUNT_CACHED, because this machine lacks rclone (Debian, Ubuntu: apt install rclone)" in plan
     world.inv("launch", str(file), "--provider", "local", "-e", "NAME=two", "-n", "two", "--yes")
     assert "two" in bucket.listing() and list((world.folder / "pods/two/work/mounts").rglob("a.txt"))
 
