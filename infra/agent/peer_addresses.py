@@ -10,7 +10,7 @@ and prints one JSON document.
 
 import fcntl
 import json
-import random
+import secrets
 import socket
 import struct
 import sys
@@ -41,7 +41,7 @@ def find_addresses(where: str) -> Dict[str, Any]:
 def free_ports(count: int) -> List[int]:
     found: List[int] = []
     while len(found) < count:
-        port = random.choice(PORTS)
+        port = secrets.choice(PORTS)
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

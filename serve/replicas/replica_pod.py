@@ -12,7 +12,7 @@ all work of a pod, the replica outlives the process that launched it. Raises the
 import contextlib
 import errno
 import os
-import random
+import secrets
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -273,7 +273,7 @@ def free_port(taken: Sequence[int]) -> int:
     On a different machine the port may be in use: the engine there then reports the conflict and ends.
     """
     while True:
-        port = random.choice(PORTS)
+        port = secrets.choice(PORTS)  # libraries seed `random`, in each process alike
         if port in taken:
             continue
         try:

