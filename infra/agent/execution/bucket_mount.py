@@ -173,7 +173,8 @@ class BucketMount:
             self.process.kill()
             self.process.wait()
         unmount(self.point)
-        if any(self.point.iterdir()):
+        # Files of a folder that is still a mount are those of the bucket: a move would delete them there.
+        if not (os.path.ismount(self.point) or _is_dead(self.point)) and any(self.point.iterdir()):
             self._upload_strays()
         remove_point(self.point)
         if not self.pending():

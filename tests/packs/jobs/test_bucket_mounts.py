@@ -165,6 +165,23 @@ def test_files_written_after_the_end_of_rclone_reach_the_bucket_and_the_script_h
 
 
 @mark
+def test_mount_that_stays_after_the_end_of_rclone_is_not_moved_into_the_bucket(tmp_path, bucket, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(bucket_mount.tempfile, "tempdir", str(tmp_path))
+    first, second = (bucket_mount.BucketMount(tmp_path / "pod", "books", bucket.uri) for _ in range(2))
+    first.start(os.environ)
+    second.process = subprocess.Popen(["true"])  # the rclone of a second script of the pod has ended
+    second.process.wait()
+    second.environ, second.words = first.environ, first.words
+    with monkeypatch.context() as stuck:
+        stuck.setattr(bucket_mount, "unmount", lambda point: None)
+        second.end()
+    assert sorted(bucket.listing()) == ["a.txt", "deep/b.txt"]
+    first.end()
+    assert sorted(bucket.listing()) == ["a.txt", "deep/b.txt"] and not os.path.lexists(first.point)
+
+
+@mark
 def test_bucket_that_rclone_cannot_mount_ends_the_script_with_the_reason(tmp_path, bucket):
     pod = Pod(tmp_path / "pod", bucket.uri)
     pod.environ["AWS_CA_BUNDLE"] = str(tmp_path / "missing.pem")
