@@ -10,6 +10,7 @@ If both ends of a pod are killed, the pod bills until the next check from outsid
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -185,10 +186,15 @@ class Rig:
                 self.kills["guard, stopped"] += 1
             if one.kind in ("timer", "both"):
                 # Strike earlier trials of the round first: this pod may have reached the limit meanwhile.
-                if running.pod(pod["id"])["ended_at"]:
-                    continue
-                until(lambda home=home: timer_of(home), "the timer", LONG_S)
+                ended = functools.partial(self._ended, running, pod["id"])
+                until(lambda home=home, ended=ended: timer_of(home) or ended(), "the timer", LONG_S)
                 self.kills["timer"] += end_timer(home)
+                if ended():
+                    one.kind += ", late"
+
+    @staticmethod
+    def _ended(running: Running, pod_id: str) -> bool:
+        return bool(running.pod(pod_id)["ended_at"])
 
     @staticmethod
     def _end(token: str, number: int) -> int:
