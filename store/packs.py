@@ -43,7 +43,7 @@ class PackProvider:
     """A provider of a pack: a cluster of the user or an engine. The ledger applies no spend limit to these pods."""
 
     where: str
-    """Subclass of `infra.providers.Provider` with a static method `of(settings)`."""
+    """Subclass of `infra.providers.Provider` with a static method `from_settings(settings)`."""
     is_run_engine: bool = False
     """True if the provider is an engine (`infra.runs.engine`), which takes over whole runs. Known without the pack."""
     pool: str = ""
@@ -80,11 +80,11 @@ class Pack:
     commands: Mapping[str, CommandEntry] = field(default_factory=dict)
     """Commands by the name on the command line, such as `drill` or `ckpt.list`."""
     command_flags: Mapping[str, str] = field(default_factory=dict)
-    """Records of flags added to a command, by the name of the command; `spec.of(TheRecord)` reads their values."""
+    """Records of flags added to a command, by the command's name; `spec.added_record(TheRecord)` reads the values."""
     works: Mapping[str, PackWork] = field(default_factory=dict)
     """Kinds of work of a launch, by a word for each."""
     settings: str = ""
-    """Record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
+    """Record that extends `infra.settings.PackSettings`; `settings.for_pack(TheRecord)` reads its values."""
     shard_engines: Mapping[str, str] = field(default_factory=dict)
     """Functions `(spec, folder, how, world, options) -> summary` that write the shards of `inv shard --engine NAME`.
 

@@ -19,7 +19,8 @@ from infra.providers import TIMER_GRAIN_S
 from infra.units import duration, in_usd
 
 VENDOR_LATE_S = 300.0  # seconds; vendors check timers at intervals
-GRAIN_S = {"shadeform": 60}  # billing unit in seconds, charged when started; 1 s for other vendors
+# Billing unit in seconds, charged when started; 1 s for providers of extensions.
+GRAIN_S = {"runpod": 1, "lium": 1, "shadeform": 60}
 Now = float | Clocks  # a float: wall clock only
 
 

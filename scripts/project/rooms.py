@@ -30,14 +30,19 @@ ROOMS = (
         "infra/providers",
         "infra/providers/shadeform.py",
         "key and address in `infra/settings.py` (`VENDORS` and `Settings`), class in `infra/providers/by_name.py`, "
-        "billing unit and timer in `infra/ledger/spend.py` and `infra/providers/__init__.py`, names of GPUs in "
-        "`infra/market/gpus.py`, prices in `infra/market/catalogue.json`, name and dashboard in "
+        "billing unit in `infra/ledger/spend.py`, the unit of the vendor's timer, if any, in "
+        "`infra/providers/__init__.py`, names of GPUs in `infra/market/gpus.py`, prices in "
+        "`infra/market/catalogue.json`, name and dashboard in "
         "`flows/installation/first_keys.py` and `flows/installation/doctor.py`, a rehearsed server in "
         "`infra/rehearsal/vendors/`, named in `infra/rehearsal/world.py`, `infra/rehearsal/records.py`, "
-        "`infra/rehearsal/faults.py` and `infra/rehearsal/offers.json`, a column in `docs/money.md`, tests as in "
-        "`tests/infra/market/test_shadeform.py` and the rigs of `tests/faults/rented.py`. "
-        "`tests/infra/providers/test_vendor_tables.py` names a missing table; `git grep -il shadeform` lists the help "
-        "texts, pages and tests that list all vendors",
+        "`infra/rehearsal/faults.py` and `infra/rehearsal/offers.json`, a column in `docs/money.md`, the vendor's API "
+        "document in "
+        "`tests/vendors/`, tests as in `tests/infra/market/test_shadeform.py` and the rigs of "
+        "`tests/faults/rented.py`. "
+        "`tests/infra/providers/test_vendor_tables.py` names a missing entry, except names of GPUs; "
+        "`git grep -il shadeform -- . ':!dev' ':!CHANGELOG.md'` lists the help texts, pages and tests that list all "
+        "vendors. A vendor is never a pack: the ledger applies no spend limit to the pods of a pack. A vendor for "
+        "yourself alone is one file, as in `examples/own/lab.py`",
     ),
     ContributionRow(
         "a phase of training",
@@ -46,9 +51,11 @@ ROOMS = (
         "an optional phase is a pack: the record in `packs/blocks/records/phases.py`, the settings of each profile in "
         "`packs/blocks/records/recipes.py`, the training in `packs/blocks/trainer/phase.py` and "
         "`packs/blocks/trainer/objective.py`, the flags of `launch`, `rehearse`, `train` and `pod.run` in "
-        "`packs/blocks/control/sizes.py`, a README, tests in `tests/packs/blocks`, a recorded loss curve in "
-        "`tests/trainer/curves.py`. The smallest phase is `examples/own/desk`. A phase of every profile is "
-        "a file of `trainer/phases/`, with a record in `trainer/records/phase_registry.py` and settings in "
+        "`packs/blocks/control/sizes.py`, a README, tests in `tests/packs/blocks`, a curve in "
+        "`tests/trainer/curves.py`, recorded by `python -m tests.trainer.curves write` and `python -m tests.golden "
+        "write`. The smallest pack with a phase is `examples/own/desk`; a phase without flags fits in one file, "
+        "`examples/own/smooth.py`. A phase of the core, which no pack can remove, is a file of `trainer/phases/`, "
+        "with a record in `trainer/records/phase_registry.py` and settings in "
         "`trainer/recipes.py` and `trainer/profiles/derived_phases.py`. A new kind of data is a specification in "
         "`data/config.py`, a step in `data/__main__.py` and a node in `trainer/plan/nodes.py`",
     ),
@@ -58,8 +65,9 @@ ROOMS = (
         "infra/selection/machine_spec.py",
         "declared and turned into a field of `Request` (`infra/records.py`) in `infra/selection/machine_spec.py`; a "
         "filter of offers in `infra/market/filters.py`, and the filtered value in `Offer` and in each of "
-        "`infra/providers/`; the field in `flows/runs/same_request.py`, so that a second launch with a different value "
-        "is a new run. Files of users name the flag on their own: pod files in `infra/runs/keepers/pod_set.py`, sweeps "
+        "`infra/providers/`; the field in `flows/runs/same_request.py` (`OF_REQUEST`), so that a second launch with a "
+        "different value is refused while the run works. A limit is a field of `LimitSpec` in the same file, and in "
+        "`OF_LIMITS`. Files of users name the flag on their own: pod files in `infra/runs/keepers/pod_set.py`, sweeps "
         "in `packs/sweeps/control/experiment.py`, job files in `packs/jobs/control/job_file.py`, services in "
         "`serve/service.py`",
     ),
@@ -67,8 +75,12 @@ ROOMS = (
         "any other flag",
         "flows/specs",
         "flows/specs/work.py",
-        "`flows/specs/work.py` for training, `flows/specs/launch.py` for a launch, `scripts/cli/flags.py` for output; "
-        "a flag of a single command is a field of the record in the file of the command, such as "
+        "`flows/specs/work.py` for training, `flows/specs/launch.py` for a launch (compared with the run at work if "
+        "listed in `flows/runs/same_request.py`, `AS_TYPED`; a key of sweeps unless listed in "
+        "`packs/sweeps/control/experiment.py`, `NOT_OF_A_TRIAL`), `scripts/cli/flags.py` for output; a flag of an "
+        "optional feature is a record of the pack, such as `packs/deadline/control/flags.py`, named for each command "
+        "in `packs/deadline/pack.py`; a flag of a single command is a field of the record in the file of the command, "
+        "such as "
         "`scripts/runs/logs.py`",
     ),
     ContributionRow(

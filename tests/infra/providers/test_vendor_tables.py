@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from flows.installation import doctor, first_keys
+from infra.ledger import spend
 from infra.providers import TIMER_GRAIN_S, by_name
 from infra.rehearsal import faults, records, world
 from infra.settings import VENDORS
@@ -21,6 +22,7 @@ TABLES = {
     "rehearsed terms": records.TERMS,
     "faults": get_args(faults.VendorName),
     "rigs": rented.VENDORS,
+    "billing unit": spend.GRAIN_S,
     "timer": [*TIMER_GRAIN_S, "runpod"],  # RunPod has no timer; the container has a timer
     "prices": {one["provider"] for one in json.loads((ROOT / "infra/market/catalogue.json").read_text())},
     "rehearsed offers": {one["vendor"] for one in json.loads((ROOT / "infra/rehearsal/offers.json").read_text())},
