@@ -36,6 +36,7 @@ from tests.faults.rented import VENDORS, Judge, Machine, Stage, Wrong, environ, 
 from tests.world import ROOT, World
 
 SPEED = 600.0
+BOOT_S = 60.0  # of real time: the default limit of a boot would be 1.5 s at this speed
 RUN = "brave-otter-1"
 KINDS = {  # with the exit codes of each kind; 0 for the last kind if no output was left to write
     "INT": (130,), "INT INT": (130,), "TERM": (143,), "HUP": (129,), "TERM INT": (130, 143), "closed": (141, 0),
@@ -187,6 +188,7 @@ class Rig:
         found = {
             **environ(folder),
             "SLIPWAY_CLOCK_SCALE": str(SPEED),
+            "SLIPWAY_BOOT_S": f"{BOOT_S * SPEED:.0f}",
             "SLIPWAY_PODS": str(folder / "pods"),
             "SLIPWAY_STATE_FILE": str(journal_of(folder)),
             "SLIPWAY_STORE": str(folder / "store"),
@@ -204,6 +206,8 @@ class Rig:
             judge = Judge(self.here, prefix)
             judge.at_any_time(rows)
             there = [one for one in self.here.machines(prefix) if one.exists]
+            if not left.was_struck and left.code != 0:
+                raise Wrong("no signal struck")
             if left.was_struck:
                 self._judge_words(kind, label, left, there, {op.token: op.state for op in rows if op.is_live})
             provider = self.here.vendor(vendor, journal_of(folder), clock_scale=SPEED)
