@@ -46,7 +46,10 @@ class EngineService:
     document: Mapping[str, Any] = field(repr=False)
     """The file with the values of its secrets."""
     offer: Offer
-    """The machine of a replica that the engine would choose now."""
+    """The machine of a replica that the engine would choose now, at the price of the dearest that the engine may rent.
+
+    `is_own` is True only if the engine may rent none.
+    """
     least: int
     most: int
     notes: tuple[str, ...]
@@ -112,7 +115,8 @@ def plan(spec: ServeSpec, engine: RunEngine, journal: Journal, settings: Setting
     service = of_engine(engine).read(Path(spec.config), settings)
     rate = service.offer.micro_usd_per_hour * max(1, service.most)
     try:
-        spend = None if service.offer.is_own else limit_of(spec.spend_limit or MOST_USD)
+        usual = None if service.offer.is_own else MOST_USD
+        spend = limit_of(spec.spend_limit or usual) if spec.spend_limit or usual else None
     except BadAmount as error:
         raise UsageError(f"--spend-limit: {error}") from None
     if spend and not spec.spend_limit:

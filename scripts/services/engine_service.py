@@ -38,7 +38,7 @@ def up(spec: ServeSpec, engine: RunEngine, settings: Settings, journal: Journal,
         else f"{service.least} to {service.most} replicas"
     )
     render.say(
-        f"{planned.name}: {spec.config} through {engine.title}, {many}; a replica now: {format_offer(service.offer)}"
+        f"{planned.name}: {spec.config} through {engine.title}, {many}; a replica: {format_offer(service.offer)}"
     )
     for one in service.notes:
         render.say(f"  {one}")

@@ -100,13 +100,18 @@ class ManagedJobs(RunEngine):
         return keys, notes
 
     def quote(self, plan: Plan, tell: Say) -> list[Offer]:
-        """Return the offer that SkyPilot would choose for the plan now; report the alternatives to `tell`."""
+        """Return the offer that SkyPilot would choose for the plan now, at the price for the limits of the run.
+
+        Report the alternatives to `tell`.
+        """
         keys = keys_of(plan)
         task.check(keys, plan.request.nodes, False, self.name)
         found = self.price_offers(keys, plan.request.nodes)
         for one in found.alternatives:
             tell(f"SkyPilot also considered {format_offer(one)}")
-        return [found.chosen]
+        if found.note:
+            tell(found.note)
+        return [found.for_limits]
 
     def submit(self, start: RunStart) -> Op:
         """Submit the run as a managed job: write the code bundle, record the intent in the journal, call SkyPilot.

@@ -5,11 +5,12 @@ The API server returns only this text. A cost covers one hour of all nodes, in U
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.errors import NoOffer
+from infra.market.filters import format_offer
 from infra.records import Offer
-from infra.units import micro_usd
+from infra.units import micro_usd, per_hour
 from packs.skypilot.control.task import OWN
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -24,6 +25,27 @@ class OptimizerChoice:
 
     chosen: Offer
     alternatives: Sequence[Offer] = ()
+
+    @property
+    def for_limits(self) -> Offer:
+        """Return the chosen offer at the highest price, because SkyPilot may rent each alternative after a failure."""
+        every = (self.chosen, *self.alternatives)
+        return replace(
+            self.chosen,
+            is_own=all(one.is_own for one in every),
+            micro_usd_per_hour=max(one.micro_usd_per_hour for one in every),
+        )
+
+    @property
+    def note(self) -> str:
+        """Return the sentence about the price in the limits; "" if the price is that of the chosen offer."""
+        if self.for_limits == self.chosen:
+            return ""
+        return (
+            f"the price and the limits count {per_hour(self.for_limits.micro_usd_per_hour)}, the dearest machine that "
+            f"SkyPilot may rent; SkyPilot would choose now: {format_offer(self.chosen)}. For a lower price, name the "
+            "cloud (infra) or a price (max_hourly_cost)"
+        )
 
 
 def read(text: str, nodes: int, provider: str, now: float) -> OptimizerChoice:

@@ -42,9 +42,13 @@ class SkyServeFiles:
         self.engine.client.ask("check_service", task=document)
         keys = {"resources": document.get("resources") or {}}
         nodes = int(document.get("num_nodes") or 1)
-        offer = self.engine.price_offers(keys, nodes).chosen
+        choice = self.engine.price_offers(keys, nodes)
+        if has_fallback(document["service"]):  # On-demand replicas may run in place of spot replicas.
+            plain = self.engine.price_offers({"resources": on_demand(keys["resources"])}, nodes)
+            choice = replace(choice, alternatives=(*choice.alternatives, plain.chosen, *plain.alternatives))
         least, most = numbers(document["service"])
         notes = [
+            *filter(None, [choice.note]),
             f"SkyServe gets {path} as it is, and starts, replaces and ends {count(most, 'replica')} at most",
             "no guard of Slipway runs on these machines: the supervisor on this machine counts the price of "
             f"{count(max(1, most), 'replica')} and ends the service at the limit; with this machine off, no limit "
@@ -53,6 +57,7 @@ class SkyServeFiles:
         ]
         if most > least:
             notes.append(f"SkyServe changes the number of replicas between {least} and {most} by load")
+        offer = choice.for_limits
         offer = replace(offer, micro_usd_per_hour=offer.micro_usd_per_hour * nodes)
         return EngineService(document=document, offer=offer, least=least, most=most, notes=tuple(notes))
 
@@ -71,7 +76,25 @@ def numbers(section: Mapping[str, Any]) -> tuple[int, int]:
     """Return the least and the most replicas of a section `service`."""
     policy = section.get("replica_policy") or {}
     least = int(policy.get("min_replicas", section.get("replicas", 1)) or 0)
-    return least, max(least, int(policy.get("max_replicas") or 0)) + int(policy.get("num_overprovision") or 0)
+    most = max(least, int(policy.get("max_replicas") or 0)) + int(policy.get("num_overprovision") or 0)
+    # SkyServe starts an on-demand replica beside each spot replica that is not ready.
+    return least, most * 2 if policy.get("dynamic_ondemand_fallback") else most
+
+
+def has_fallback(section: Mapping[str, Any]) -> bool:
+    """Return whether a section `service` lets SkyServe start on-demand replicas in place of spot replicas."""
+    policy = section.get("replica_policy") or {}
+    return bool(policy.get("base_ondemand_fallback_replicas") or policy.get("dynamic_ondemand_fallback"))
+
+
+def on_demand(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources of the on-demand replicas of a service with spot replicas."""
+    several = {
+        key: [{**one, "use_spot": False} for one in resources[key]]
+        for key in ("any_of", "ordered")
+        if resources.get(key)
+    }
+    return {**resources, **several, "use_spot": False}
 
 
 def with_values(said: Mapping[str, Any], path: Path, settings: Settings) -> dict[str, Any]:
