@@ -23,6 +23,7 @@ from store import packs
 from store.packs import PackWork
 
 S = TypeVar("S", bound=LaunchSpec)
+HIDDEN = "***"  # in place of the value of a secret
 
 
 class RequestedWork:
@@ -86,7 +87,7 @@ class WorkKind:
         return None
 
     def file_variables(self, path: Path) -> Mapping[str, str | None]:
-        """Return the variables of a file of this kind: None for no value, `***` for a secret. Raises UsageError."""
+        """Return the variables of a file of this kind: None for no value, HIDDEN for a secret. Raises UsageError."""
         return {}
 
     def findings(self, path: Path, provider: str) -> Sequence[FileFinding]:

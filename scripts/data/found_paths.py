@@ -56,6 +56,9 @@ def _named(name: str, variables: Mapping[str, str | None]) -> Iterator[tuple[str
         said = dataclasses.asdict(planning.profile_named(name))
     known = {one: value for one, value in variables.items() if value is not None}
     for place, text in _texts(said, "", known):
+        section, _, key = place.partition(".")
+        if section == "secrets" or section == "envs" and known.get(key) == work_kinds.HIDDEN:
+            continue
         here = Path(text).expanduser()
         yield place, here if here.is_absolute() or here.exists() or not (ROOT / here).exists() else ROOT / here
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from flows.planning.training_plan import PlannedWork
 from flows.runs import launch
-from flows.runs.work_kinds import EstimatedWork, FileFinding, RequestedWork, WorkKind
+from flows.runs.work_kinds import HIDDEN, EstimatedWork, FileFinding, RequestedWork, WorkKind
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.checkout import ROOT
@@ -134,10 +134,13 @@ class JobFiles(WorkKind):
         )
 
     def file_variables(self, path: Path) -> Mapping[str, str | None]:
-        said = {
-            name: value for task in job_file.load(path).tasks for name, value in {**task.envs, **task.secrets}.items()
+        tasks = job_file.load(path).tasks
+        hidden = {name for task in tasks for name in task.secrets}
+        return {
+            name: HIDDEN if value and (name in hidden or is_secret(name)) else value
+            for task in tasks
+            for name, value in {**task.envs, **task.secrets}.items()
         }
-        return {name: "***" if value and is_secret(name) else value for name, value in said.items()}
 
     def findings(self, path: Path, provider: str) -> list[FileFinding]:
         return lint.lint(path, provider)

@@ -12,7 +12,7 @@ from flows.runs.work_kinds import FileFinding
 from flows.specs.launch import LaunchSpec
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.settings import is_rented
+from infra.settings import is_rented, is_secret
 from infra.strict_yaml import YamlDocument
 from packs.jobs.control import conda, job_file, resolve, training
 from packs.jobs.control.refusals import Refusals
@@ -127,8 +127,9 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
         for name, value in values.items() if isinstance(values, dict) else ():
             as_written = document.texts.get((section, name))
             if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
+                is_hidden = section == "secrets" or is_secret(name)
+                reading = "a number or a truth value" if is_hidden else value
+                line = "the value in quotes" if is_hidden else f"'{as_written}'"
                 yield FileFinding(
-                    document.line(section, name),
-                    f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'",
-                    False,
+                    document.line(section, name), f"{section}: SkyPilot reads {name} as {reading}; write {line}", False
                 )

@@ -88,3 +88,17 @@ def test_job_file_shows_its_variables_used_in_its_paths(tmp_path):
     shown = world.inv("config", "--config", str(own))
     assert f"slipway.train.identity  missing   {tmp_path}/talk.jsonl" in shown
     assert re.search(r"envs\.KEY +no value", shown) and "canary" not in shown
+    own.write_text(
+        "envs: {A_KEY: ./canary-78.json, DB: canary-79}\n"
+        "secrets: {DB_LOGIN: canary-80, CERT: ./canary-81.json, DB2: }\nrun: x\n"
+        "---\nname: b\nenvs: {DB_LOGIN: canary-82}\nrun: y\n"
+    )
+    rows, shown = world.json("config", "--config", str(own)), world.inv("config", "--config", str(own))
+    assert {one["name"]: one["value"] for one in rows if "value" in one} == {
+        "envs.A_KEY": "***",
+        "envs.DB": "canary-79",
+        "envs.DB_LOGIN": "***",
+        "envs.CERT": "***",
+        "envs.DB2": None,
+    }
+    assert not re.search(r"canary-(78|80|81|82)", f"{rows} {shown}")
