@@ -1,6 +1,7 @@
 """The container image of a task: booted as the pod, or run by Podman or Docker on a machine without such a choice."""
 
 import shutil
+from collections.abc import Collection
 
 from infra.providers import Abilities
 from infra.providers.by_name import PROVIDERS
@@ -13,6 +14,8 @@ from store import packs
 DOCKER = "docker:"
 CONTAINERS = {"shadeform": "Docker", "ssh": "Podman", LOCAL: "Podman"}
 """Providers whose machines boot no image of the user, with the program that runs a container on these machines."""
+LOGIN = ("SKYPILOT_DOCKER_USERNAME", "SKYPILOT_DOCKER_PASSWORD", "SKYPILOT_DOCKER_SERVER")
+"""Variables of the login at a private registry, which SkyPilot reads together."""
 
 
 def image_of(said: Resources) -> str:
@@ -33,6 +36,7 @@ def of_container(task: JobTask, provider: str, is_rehearsed: bool) -> str:
 def refuse(task: JobTask, provider: str, is_rehearsed: bool, refused: Refusals) -> None:
     """Collect the image of a task that no machine of the provider runs. `provider`: "" for any."""
     image = first_image(task)
+    refuse_login(task, {*task.envs, *task.secrets}, refused)
     if not image or is_rehearsed or provider in ("", MARKET) or boots(provider):
         return
     line = task.document.line("resources", "image_id")
@@ -54,6 +58,28 @@ def refuse(task: JobTask, provider: str, is_rehearsed: bool, refused: Refusals) 
             task.document.line("slipway", "environment"),
             f"slipway.environment: a container of {image} has the packages of the image only; remove this key or "
             f"image_id, or add {able}",
+        )
+
+
+def refuse_login(task: JobTask, names: Collection[str], refused: Refusals) -> None:
+    """Collect the image of a task with variables for a login, because only SkyPilot logs in at a registry."""
+    image, found = first_image(task), [one for one in LOGIN if one in names]
+    if image and found:
+        refused.add(
+            task.document.line("resources", "image_id"),
+            f"image_id: Slipway logs in at no registry, so {', '.join(found)} would have no effect, and the machine "
+            f"would look for {image} at the public registry; remove these variables and name a public image, install "
+            "the packages in `setup`, or add --provider skypilot",
+        )
+
+
+def refuse_part_of_login(task: JobTask, names: Collection[str], refused: Refusals) -> None:
+    """Collect the image of a task with only a part of the variables for a login at a registry."""
+    missing = [one for one in LOGIN if one not in names]
+    if first_image(task) and 0 < len(missing) < len(LOGIN):
+        refused.add(
+            task.document.line("resources", "image_id"),
+            f"image_id: SkyPilot logs in with {', '.join(LOGIN)} together; set {', '.join(missing)} too",
         )
 
 

@@ -118,6 +118,10 @@ def understand(
         raise _own_machine(file, f"--provider {vendor.name}")
     given = job_environment.of_own_job(settings)
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
+    refused = Refusals(file.where)
+    for task in file.tasks:
+        (images.refuse_part_of_login if vendor.is_run_engine else images.refuse_login)(task, secrets, refused)
+    refused.raise_all()
     gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
     found = shared_alternatives(file, replace(typed, gpu=gpu), spec, vendor)
@@ -191,6 +195,7 @@ def values_of(
     written = read_dotenv(ROOT / ".env")
     envs: list[Mapping[str, str]] = []
     secrets: dict[str, str] = {}
+    hidden = {*secret, *images.LOGIN}
     refused = Refusals(file.where)
     for task in file.tasks:
         plain: dict[str, str] = {}
@@ -213,10 +218,10 @@ def values_of(
                         "a value), or set the variable in .env",
                     )
                     continue
-                (secrets if section == "secrets" or is_secret(name) or name in secret else plain)[name] = value
+                (secrets if section == "secrets" or is_secret(name) or name in hidden else plain)[name] = value
         for name, value in given.items():
             if name not in task.envs and name not in task.secrets:
-                (secrets if name in secret or is_secret(name) else plain)[name] = value
+                (secrets if name in hidden or is_secret(name) else plain)[name] = value
         envs.append(plain)
     for name in secrets:
         if name in NOT_SECRETS:

@@ -3,12 +3,18 @@
 A container is made and signalled by Podman itself in `test_containers.py`.
 """
 
+import contextlib
+
 import pytest
 
+from flows.specs.launch import LaunchSpec
 from infra.agent.execution import container
+from infra.errors import UsageError
 from infra.selection.machine_spec import MachineSpec, request_for
+from infra.settings import Settings
 from packs.jobs.control import images, job_file, job_steps, lint, machines, resolve
 from packs.jobs.control.refusals import Refusals
+from tests.world import ROOT
 
 JOB = "resources: {{{0}}}\nrun: conda activate base\n"
 IMAGES = {
@@ -66,6 +72,44 @@ def test_image_is_refused_without_podman_on_this_machine_and_where_machines_run_
     for provider, pattern in (("local", "apt install podman"), ("slurm", "machines of slurm run no container image")):
         _, (why,) = read(tmp_path, "image_id: 'docker:a'", provider)
         assert pattern in why and why.endswith("add --provider runpod or --provider lium")
+
+
+LOGIN = {f"SKYPILOT_DOCKER_{one}": one.lower() for one in ("USERNAME", "PASSWORD", "SERVER")}
+
+
+@pytest.mark.parametrize("provider", ["", "runpod", "lium", "shadeform", "ssh"])
+@pytest.mark.parametrize("section", ["envs", "secrets"])
+def test_login_at_a_registry_is_refused_beside_an_image(tmp_path, section, provider):
+    path = tmp_path / "job.yaml"
+    for resources, names, is_refused in (
+        ("image_id: 'docker:team/app:1'", LOGIN, True),
+        ("any_of: [{image_id: 'docker:team/app:1'}]", list(LOGIN)[:1], True),
+        ("image_id: ami-1", LOGIN, False),
+        ("cpus: 2", LOGIN, False),
+        ("image_id: 'docker:team/app:1'", ["SKYPILOT_SHELF"], False),
+    ):
+        said = "".join(f"  {one}: a\n" for one in names)
+        path.write_text(f"run: x\nresources: {{{resources}}}\n{section}:\n{said}")
+        found = [(one.line, one.text) for one in lint.lint(path, provider) if one.is_refused]
+        assert [line for line, text in found if "logs in at no registry" in text] == [2] * is_refused, found
+
+
+@pytest.mark.parametrize("provider", ["runpod", pytest.param("skypilot", marks=pytest.mark.pack("skypilot"))])
+def test_typed_login_at_a_registry_is_refused_or_complete(tmp_path, provider):
+    path = tmp_path / "job.yaml"
+    path.write_text("run: x\nresources: {image_id: 'docker:team/app:1'}\n")
+    file = job_file.load(path)
+    environ = {"HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20}
+    for names, pattern in (
+        (LOGIN, "logs in at no registry" if provider == "runpod" else ""),
+        (list(LOGIN)[:2], "logs in at no registry" if provider == "runpod" else "set SKYPILOT_DOCKER_SERVER too"),
+        ((), ""),
+    ):
+        given = [f"{name}={LOGIN[name]}" for name in names]
+        settings = Settings.load(ROOT, {"provider": provider}, given, environ=environ)
+        with pytest.raises(UsageError, match=f"line 2: image_id: .*{pattern}") if pattern else contextlib.nullcontext():
+            work = resolve.understand(LaunchSpec(provider=provider), file, {}, settings).work
+            assert work.envs == ({},) and work.secrets == {name: LOGIN[name] for name in names}
 
 
 def test_container_gets_names_and_no_values_of_variables_in_its_command_line(tmp_path):
