@@ -24,6 +24,7 @@ def resources_of(file: JobFile) -> dict[str, Any]:
         return dict(file.tasks[0].document.value.get("resources") or {})
     said = [(task, _without_aliases(task.document.value.get("resources") or {})) for task in file.tasks]
     said = [(task, one) for task, one in said if one]
+    _refuse_replaced(file, said)
     found: dict[str, Any] = {}
     for task, one in said:
         for key, value in one.items():
@@ -33,6 +34,16 @@ def resources_of(file: JobFile) -> dict[str, Any]:
             if (one.get(key) or None) != (found.get(key) or None):
                 raise _conflict(file, task, key)
     return found
+
+
+def _refuse_replaced(file: JobFile, said: Sequence[tuple[JobTask, dict[str, Any]]]) -> None:
+    """Raise UsageError for a value of a task that an alternative of a different task would replace."""
+    for _, one in said:
+        for way in (*(one.get("any_of") or ()), *(one.get("ordered") or ())):
+            for task, other in said:
+                for key, value in other.items() if other != one else ():
+                    if way.get(key) not in (None, value):
+                        raise _conflict(file, task, key)
 
 
 def differ(tasks: Sequence[JobTask]) -> bool:
@@ -81,4 +92,6 @@ def _conflict(file: JobFile, task: JobTask, key: str) -> UsageError:
 
 
 def _without_aliases(said: dict[str, Any]) -> dict[str, Any]:
-    return {schema.ALIASES.get(key, key): value for key, value in said.items() if value is not None}
+    found = {schema.ALIASES.get(key, key): value for key, value in said.items() if value is not None}
+    several = {key: found[key] for key in ("any_of", "ordered") if found.get(key)}
+    return {**found, **{key: [_without_aliases(one) for one in ways] for key, ways in several.items()}}

@@ -35,6 +35,10 @@ from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
 from store import packs
 
+SHARED_SECRET = (
+    "{0}: {1} has a different value in an earlier task, and the tasks of a file share their secrets; write the same "
+    "value, or choose a different name in one of the tasks"
+)
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
@@ -76,8 +80,20 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
             machines.collect_refusals(task, file.where, refused)
             images.refuse(task, provider, is_rehearsed, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
+    _refuse_shared_secrets(file, refused)
     with refused.collecting():
         common_alternatives(file, MachineSpec(), provider, is_rented)
+
+
+def _refuse_shared_secrets(file: JobFile, refused: Refusals) -> None:
+    """Collect the secrets of the file with different values in two tasks."""
+    known: dict[str, str] = {}
+    for task in file.tasks:
+        for section, names in (("envs", task.envs), ("secrets", task.secrets)):
+            for name, value in names.items():
+                is_hidden = section == "secrets" or is_secret(name) or name in images.LOGIN
+                if is_hidden and value is not None and known.setdefault(name, value) != value:
+                    refused.add(task.document.line(section, name), SHARED_SECRET.format(section, name))
 
 
 def provider_of(file: JobFile, spec: LaunchSpec) -> str:
@@ -218,7 +234,11 @@ def values_of(
                         "a value), or set the variable in .env",
                     )
                     continue
-                (secrets if section == "secrets" or is_secret(name) or name in hidden else plain)[name] = value
+                if section == "secrets" or is_secret(name) or name in hidden:
+                    if secrets.setdefault(name, value) != value:
+                        refused.add(task.document.line(section, name), SHARED_SECRET.format(section, name))
+                else:
+                    plain[name] = value
         for name, value in given.items():
             if name not in task.envs and name not in task.secrets:
                 (secrets if name in hidden or is_secret(name) else plain)[name] = value
@@ -258,8 +278,8 @@ def shared_alternatives(
 def common_alternatives(file: JobFile, typed: MachineSpec, provider: str, is_rented: bool) -> machines.MachineWishes:
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     found = [machines.wishes(one, typed, provider, is_rented, file.where) for one in said]
-    for task in said:
-        if task.num_nodes != said[0].num_nodes:
+    for task in file.tasks:
+        if task.num_nodes != file.tasks[0].num_nodes:
             raise UsageError(
                 f"{file.where}: line {task.document.line('num_nodes')}: the tasks of a pipeline run on the same "
                 "machines, one after the other; write the same num_nodes in each task, or launch the tasks separately"

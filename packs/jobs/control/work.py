@@ -12,6 +12,7 @@ from typing import Any
 from flows.planning import estimates, training_plan
 from infra import job_environment
 from infra.agent.job import Job, Limits
+from infra.errors import UsageError
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
@@ -107,11 +108,19 @@ class JobWork:
     def _engine_keys(self, request: Request, taker: RunEngine) -> tuple[dict[str, Any], list[str]]:
         """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for a conflict."""
         said = {**pipelines.keys_of_engine(self.file), "resources": pipelines.resources_of(self.file)}
-        said["file_mounts"] = {
-            one.path: _with_full_paths(task.document.value["file_mounts"][one.path])
-            for task in self.file.tasks
-            for one in task.mounts
-            if mounts.is_of_engine(one)
+        said["file_mounts"] = {}
+        for task in self.file.tasks:
+            for one in filter(mounts.is_of_engine, task.mounts):
+                source = _with_full_paths(task.document.value["file_mounts"][one.path])
+                if said["file_mounts"].setdefault(one.path, source) != source:
+                    raise UsageError(
+                        f"{self.file.where}: line {one.line}: file_mounts: {one.path} is a different mount in an "
+                        "earlier task, and the tasks run on the same machine; choose a different path"
+                    )
+        # The engine runs the callback, outside of the job's scripts.
+        callback = str(said.get("event_callback") or "")
+        said["envs"] = {
+            name: value for envs in self.envs for name, value in envs.items() if re.search(rf"\b{name}\b", callback)
         }
         return taker.job_keys(said, vars(self.typed), request, self.file.where)
 

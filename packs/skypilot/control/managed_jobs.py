@@ -91,7 +91,7 @@ class ManagedJobs(RunEngine):
     def job_keys(
         self, said: Mapping[str, Any], typed: Mapping[str, Any], request: Request, where: str
     ) -> tuple[dict[str, Any], list[str]]:
-        keys = {key: said[key] for key in task.ENGINE_KEYS if said.get(key)}
+        keys = {key: said[key] for key in (*task.ENGINE_KEYS, "envs") if said.get(key)}
         keys["resources"], notes = task.overlaid(said.get("resources") or {}, typed, request)
         mounts = [
             one.get("mode", "MOUNT") for one in (keys.get("file_mounts") or {}).values() if isinstance(one, Mapping)

@@ -146,7 +146,7 @@ def task_of(
         "num_nodes": nodes,
         "workdir": str(bundle),
         "resources": resources,
-        "envs": {SUBMITTED_AT: f"{now:.0f}"},
+        "envs": {**(keys.get("envs") or {}), SUBMITTED_AT: f"{now:.0f}"},
         "run": RUN,
     }
     chosen = {name: secrets[name] for name in job.secrets if secrets.get(name)}

@@ -50,6 +50,16 @@ def test_job_becomes_a_task_with_the_guard_as_its_command():
     assert "packs.skypilot.agent.managed" in said["run"]
 
 
+def test_variables_of_the_job_and_login_at_a_registry_reach_skypilot():
+    login = {f"SKYPILOT_DOCKER_{one}": one for one in ("USERNAME", "PASSWORD", "SERVER")}
+    job = replace(JOB, secrets=("KEY", *login))
+    said = task.task_of(
+        job, nodes=1, keys={"envs": {"HOOK_URL": "u"}}, bundle=Path("/b"), secrets={"KEY": "v", **login}, now=1000.0
+    )
+    assert said["envs"] == {"HOOK_URL": "u", SUBMITTED_AT: "1000"}
+    assert said["secrets"] == {"KEY": "v", **login}
+
+
 def test_each_node_gets_the_job_with_its_nodes_and_its_waiting_time():
     sent = Job.from_json(JOB.to_json())
     ips = {"SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.9", SUBMITTED_AT: "1000"}
