@@ -7,6 +7,15 @@ from typing import Any
 NAMED = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 
+def names_in(said: Any) -> list[str]:
+    """Return the names of the variables in all texts and keys of a value."""
+    if isinstance(said, str):
+        return [found[1] or found[2] for found in NAMED.finditer(said)]
+    if isinstance(said, Mapping):
+        return [name for pair in said.items() for one in pair for name in names_in(one)]
+    return [name for one in said for name in names_in(one)] if isinstance(said, list) else []
+
+
 def filled(said: Any, values: Mapping[str, str | None], unknown: Callable[[str], None]) -> Any:
     """Return a value with the variables in all texts and keys replaced by their values.
 

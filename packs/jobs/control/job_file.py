@@ -11,12 +11,12 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from infra import file_variables, strict_yaml
 from infra.agent import shell
 from infra.errors import UsageError
+from infra.settings import is_secret
 from infra.strict_yaml import YamlDocument
 from packs.jobs.control import conversion, schema
 from packs.jobs.control.refusals import Refusals
@@ -156,11 +156,21 @@ def load(path: Path) -> JobFile:
     return file
 
 
-def read(path: Path, refused: Refusals, given: Mapping[str, str] = MappingProxyType({})) -> JobFile:
-    """Read a job file and collect the refusals. Raise UsageError for a file that is not YAML.
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """Values of variables from outside of a job file."""
 
-    given: values of variables, which override the values in `envs`.
-    """
+    given: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values that override the values in the file."""
+    usual: Mapping[str, str] | None = field(default=None, repr=False)
+    """Values of variables without a value in the file; None before these values are known."""
+
+
+UNKNOWN = Values()
+
+
+def read(path: Path, refused: Refusals, values: Values = UNKNOWN) -> JobFile:
+    """Read a job file and collect the refusals. Raise UsageError for a file that is not YAML."""
     try:
         documents = strict_yaml.documents(path)
     except FileNotFoundError:
@@ -179,7 +189,7 @@ def read(path: Path, refused: Refusals, given: Mapping[str, str] = MappingProxyT
             )
         with refused.collecting():
             name = _name(f"{path}: line {head.line('name')}: name", head.value.get("name"))
-    tasks = tuple(_task(path, _with_variables(one, given, refused), refused) for one in documents)
+    tasks = tuple(_task(path, _with_variables(one, values, refused), refused) for one in documents)
     if not tasks:
         refused.add(1, "the file is empty; a job has at least `run: COMMAND`")
         tasks = (JobTask(),)
@@ -208,25 +218,43 @@ def _resources_of(said: Resources) -> Iterator[tuple[strict_yaml.Place, Resource
             yield ("resources", key, number), one
 
 
-def _with_variables(document: YamlDocument, given: Mapping[str, str], refused: Refusals) -> YamlDocument:
-    """Return the document with `$NAME` and `${NAME}` replaced in the paths of files, by the variables of `envs`."""
+def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) -> YamlDocument:
+    """Return the document with `$NAME` and `${NAME}` replaced in paths and volumes, as in SkyPilot.
+
+    A secret in the address of a repository stays, because the plan and the journal have the address; the shell on the
+    machine replaces the secret.
+    """
     said = document.value
     if not isinstance(said, dict):
         return document
-    values = {**_values(document, "envs"), **given}
+    secrets = secrets_in(document)
+    values = {**_values(document, "envs"), **secrets}
+    if outside.usual is not None:
+        values = {name: outside.usual.get(name) if value is None else value for name, value in values.items()}
+    values |= outside.given
+    hidden = {name for name, value in values.items() if value is not None and (name in secrets or is_secret(name))}
     lines, body = dict(document.lines), dict(said)
 
-    def fill(one: Any, *place: str) -> Any:
+    def fill(one: Any, *place: str, kept: Collection[str] = ()) -> Any:
         def unknown(name: str) -> None:
             refused.add(
                 document.line(*place),
                 f"{place[0]}: ${name} is not a variable of envs; write the value, or a line {name}: VALUE under envs",
             )
 
-        return file_variables.filled(one, values, unknown)
+        found = file_variables.filled(one, {**values, **dict.fromkeys(kept)}, unknown)
+        for name in file_variables.names_in(found) if outside.usual is not None else ():
+            if name in values and name not in kept:
+                refused.add(
+                    document.line(*place),
+                    f"{place[0]}: ${name} has no value; give -e {name}=VALUE, or set the variable in .env",
+                )
+        return found
 
-    if isinstance(said.get("workdir"), str):
-        body["workdir"] = fill(said["workdir"], "workdir")
+    if said.get("workdir"):
+        body["workdir"] = fill(said["workdir"], "workdir", kept=hidden if isinstance(said["workdir"], dict) else ())
+    if isinstance(said.get("volumes"), dict):
+        body["volumes"] = fill(said["volumes"], "volumes")
     if isinstance(said.get("file_mounts"), dict):
         body["file_mounts"] = {}
         for key, one in said["file_mounts"].items():
@@ -275,7 +303,7 @@ def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:
             )
     if said.slipway.environment not in ("", "train"):
         refuse(f"slipway.environment is {said.slipway.environment!r}; known: train", "slipway", "environment")
-    secrets = dict.fromkeys(said.secrets) if isinstance(said.secrets, list) else _values(document, "secrets")
+    secrets = secrets_in(document)
     envs = _values(document, "envs")
     for section, names in (("envs", envs), ("secrets", secrets)):
         for one in names:
@@ -476,6 +504,13 @@ def _values(document: YamlDocument, section: str) -> dict[str, str | None]:
         str(name): None if value is None else document.texts.get((section, name), str(value))
         for name, value in said.items()
     }
+
+
+def secrets_in(document: YamlDocument) -> dict[str, str | None]:
+    """Return the variables of the section `secrets`, also of a list of names."""
+    said = document.value.get("secrets")
+    names = [one for one in said if isinstance(one, str)] if isinstance(said, list) else ()
+    return {**dict.fromkeys(names), **_values(document, "secrets")}
 
 
 def _path(file: Path, text: str) -> Path:

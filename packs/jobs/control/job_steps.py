@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from infra import file_variables
 from infra.agent.execution import own_root
 from infra.agent.job import SETUP, TEXT_WORDS, Step
 from infra.agent.shell import Script
@@ -277,9 +278,18 @@ def _repository_lines(task: JobTask) -> tuple[str, str]:
         return "", ""
     at = f"~/.workdir-{digest([one.url])[:8]}"  # An engine may use ~/sky_workdir for its own files.
     enter = f"cd {at} || exit 1\n"
-    clone = f"[ -d {at}/.git ] || git clone {shlex.quote(one.url)} {at} || exit 1\n"
+    clone = f"[ -d {at}/.git ] || git clone {_in_shell(one.url)} {at} || exit 1\n"
     clone += f"[ -e ~/sky_workdir ] || ln -s {at} ~/sky_workdir\n{enter}"
-    return clone + (f"git checkout --quiet {shlex.quote(one.ref)} || exit 1\n" if one.ref else ""), enter
+    return clone + (f"git checkout --quiet {_in_shell(one.ref)} || exit 1\n" if one.ref else ""), enter
+
+
+def _in_shell(text: str) -> str:
+    """Return a text as a word of the shell; the shell replaces variables, which are secrets of the job."""
+    found, end = [], 0
+    for one in file_variables.NAMED.finditer(text):
+        found += [shlex.quote(text[end : one.start()]), f'"${{{one[1] or one[2]}}}"']
+        end = one.end()
+    return "".join([*found, shlex.quote(text[end:])])
 
 
 def stamps(one: Carried) -> list[Any]:

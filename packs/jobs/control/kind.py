@@ -6,7 +6,7 @@ This module also provides estimates, variables and lint findings of job files.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,6 @@ from flows.planning.training_plan import PlannedWork
 from flows.runs import launch
 from flows.runs.work_kinds import HIDDEN, EstimatedWork, FileFinding, RequestedWork, WorkKind
 from flows.specs.launch import LaunchSpec
-from infra import job_environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import Typed
@@ -43,6 +42,8 @@ class RequestedJob(RequestedWork):
     path: str = ""
     """Path of the file; "" for --cmd and --script."""
     workdir: str = ""
+    secret: tuple[str, ...] = field(default=(), repr=False)
+    """The words of the --secret flags."""
 
     def with_provider(self, spec: S) -> S:
         return replace(spec, provider=resolve.provider_of(self.file, spec))
@@ -55,7 +56,9 @@ class RequestedJob(RequestedWork):
         named = "" if is_default and vendor.is_rented else MARKET if settings.provider == MARKET else vendor.name
         refused = Refusals(self.file.where)
         if self.path:  # Now the values of the variables are known.
-            file = resolve.load(self.path, "", "", self.workdir, refused, job_environment.of_own_job(settings))
+            secrets = resolve.secrets_of(self.secret, os.environ)
+            values = resolve.outside_values(secrets, settings)
+            file = resolve.load(self.path, "", "", self.workdir, refused, values)
             assert file is not None
             self.file = file
         resolve.check(self.file, refused, named, vendor.is_rented, is_own, is_rehearsed)
@@ -106,8 +109,8 @@ class JobFiles(WorkKind):
         if job is None:
             return None
         if training.is_training(job):
-            return TrainingFile(job, file, typed.workdir, bool(spec.tag))
-        return OwnCommands(job, file, typed.workdir)
+            return TrainingFile(job, file, typed.workdir, typed.secret, bool(spec.tag))
+        return OwnCommands(job, file, typed.workdir, typed.secret)
 
     def cost_variables(self, spec: Typed, profile: str) -> Mapping[str, str]:
         named = {"STAGE": spec.added_record(JobCostFlags).stage, "MODEL": profile}

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from flows.limits import shared_resources
 from flows.runs import launch, same_request
@@ -43,7 +42,7 @@ NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY
 
 
 def load(
-    path: str, cmd: str, script: str, workdir: str, refused: Refusals, given: Mapping[str, str] = MappingProxyType({})
+    path: str, cmd: str, script: str, workdir: str, refused: Refusals, values: job_file.Values = job_file.UNKNOWN
 ) -> JobFile | None:
     """Return the requested job, or None if the user launches Slipway phases; collect the refusals of a file.
 
@@ -61,7 +60,7 @@ def load(
         if workdir:
             raise UsageError("--workdir needs a job of your own: --cmd COMMAND, or a job file")
         return None
-    file = job_file.read(Path(path), refused, given)
+    file = job_file.read(Path(path), refused, values)
     if workdir:
         sent = job_file.folder("--workdir", Path(workdir))
         file = replace(file, tasks=tuple(replace(one, workdir=sent, repository=None) for one in file.tasks))
@@ -197,6 +196,13 @@ def understand(
         others=tuple(requests[1:]),
         is_ordered=found.is_ordered,
     )
+
+
+def outside_values(given_secrets: Mapping[str, str], settings: Settings) -> job_file.Values:
+    """Return the values of variables from outside of a job file, in the order of `values_of`."""
+    given = {**job_environment.of_own_job(settings), **given_secrets}
+    usual = {**os.environ, **read_dotenv(ROOT / ".env"), **job_environment.secrets(settings)}
+    return job_file.Values(given=given, usual=usual)
 
 
 def values_of(

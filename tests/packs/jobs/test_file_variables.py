@@ -1,19 +1,22 @@
 """Variables of `envs` in the paths of a job file and in the section `service`."""
 
+import subprocess
+
 import pytest
 import yaml
 
 from infra.errors import UsageError
-from packs.jobs.control import job_file
+from packs.jobs.control import job_file, job_steps, pipelines
 from packs.jobs.control.refusals import Refusals
 from serve import service
+from tests.world import World
 
 
-def read(tmp_path, text, **given):
+def read(tmp_path, text, usual=None, **given):
     path = tmp_path / "job.yaml"
     path.write_text(text)
     refused = Refusals(str(path))
-    return job_file.read(path, refused, given), refused.found
+    return job_file.read(path, refused, job_file.Values(given=given, usual=usual)), refused.found
 
 
 @pytest.mark.parametrize("written", ["$CORNER", "${CORNER}"])
@@ -45,6 +48,84 @@ def test_variable_without_a_value_is_no_refusal_of_the_path(tmp_path):
     text = "run: x\nenvs: {WHERE: }\nworkdir: $WHERE\nfile_mounts: {~/a: $WHERE/a}\n"
     assert read(tmp_path, text)[1] == []  # The launch asks for the value.
     assert "does not exist" in read(tmp_path, text, WHERE="/no/where")[1][0].text
+
+
+@pytest.mark.parametrize("section", ["envs: {CORNER: }", "secrets: {CORNER: }", "secrets: [CORNER]"])
+def test_variable_of_a_path_has_its_value_outside_of_the_file(tmp_path, section):
+    (tmp_path / "shelf").mkdir()
+    text = (
+        f"{section}\nworkdir: {tmp_path}/$CORNER\nfile_mounts:\n  ~/${{CORNER}}/a: s3://$CORNER/x\n"
+        "volumes: {/mnt: $CORNER}\nrun: x\n"
+    )
+    file, found = read(tmp_path, text, {"CORNER": "shelf"})
+    (task,) = file.tasks
+    assert (found, task.workdir) == ([], tmp_path / "shelf")
+    assert [(one.path, one.source) for one in task.mounts] == [("~/shelf/a", "s3://shelf/x")]
+    assert pipelines.keys_of_engine(file)["volumes"] == {"/mnt": "shelf"}
+    _, found = read(tmp_path, text, {})
+    told = {(one.line, one.text) for one in found if "has no value" in one.text}
+    advice = "$CORNER has no value; give -e CORNER=VALUE, or set the variable in .env"
+    assert told == {(2, f"workdir: {advice}"), (4, f"file_mounts: {advice}"), (5, f"volumes: {advice}")}
+
+
+def test_value_in_the_file_comes_before_a_value_outside_of_the_file(tmp_path):
+    text = "secrets: {SHELF: books}\nenvs: {DESK: wood}\nfile_mounts: {~/d: s3://$SHELF/$DESK}\nrun: x\n"
+    for usual, given, source in (
+        (None, {}, "s3://books/wood"),
+        ({"SHELF": "a", "DESK": "b"}, {}, "s3://books/wood"),
+        ({}, {"SHELF": "a"}, "s3://a/wood"),
+    ):
+        file, found = read(tmp_path, text, usual, **given)
+        assert found == [] and [one.source for one in file.tasks[0].mounts] == [source]
+
+
+def test_value_with_a_variable_is_refused_and_no_path_is_left_out(tmp_path):
+    text = "envs: {WHERE: $DESK, DESK: wood}\nworkdir: ./$WHERE\nrun: x\n"
+    assert "workdir: $DESK has no value" in read(tmp_path, text, {})[1][0].text
+
+
+@pytest.mark.process
+def test_repository_of_variables_is_cloned_and_secrets_stay_out_of_the_plan(tmp_path):
+    origin = tmp_path / "team own"
+    git = ("git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "init", "--quiet", "-b", "main", str(origin)], check=True)
+    for branch in ("main", "next"):
+        subprocess.run([*git, "checkout", "--quiet", *(["-b"] if branch == "next" else []), branch], check=False)
+        (origin / "own.txt").write_text(branch)
+        subprocess.run([*git, "add", "own.txt"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", branch], check=True)
+    text = (
+        f"envs: {{BRANCH: next, PLACE: {tmp_path}}}\nsecrets: {{TEAM: team own}}\n"
+        "workdir: {url: $PLACE/$TEAM, ref: $BRANCH}\nrun: cat own.txt\n"
+    )
+    file, found = read(tmp_path, text, {})
+    assert found == [] and file.tasks[0].repository == job_file.Repository(url=f"{tmp_path}/$TEAM", ref="next")
+    steps = job_steps.steps_of(file, job_steps.lay_out(file, is_own=True), [{}], (), True, "1")
+    (tmp_path / "home").mkdir()
+    for step in steps:
+        said = subprocess.run(
+            ["bash", "-c", step.config["text"]],
+            cwd=tmp_path,
+            env={"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "TEAM": "team own"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert said.stdout == "next" and "team own" not in str([step.config["text"] for step in steps])
+
+
+@pytest.mark.process
+def test_launch_reads_the_variables_of_paths_from_flags_and_the_shell(tmp_path):
+    world, job = World(tmp_path, {"CORNER": "shelf"}), tmp_path / "job.yaml"
+    (tmp_path / "shelf").mkdir()
+    (tmp_path / "shelf" / "a.txt").write_text("a")
+    for section, words in (("secrets", ()), ("envs", ("-e", "CORNER=shelf")), ("secrets", ("--secret", "CORNER"))):
+        job.write_text(f"{section}: {{CORNER: }}\nworkdir: {tmp_path}/$CORNER\nrun: ls\n")
+        plan = world.json("launch", str(job), *words, "--provider", "local", "--dry-run")
+        assert "shelf" in str(plan["mounts"]), plan
+    job.write_text(f"envs: {{SHELF2: }}\nworkdir: {tmp_path}/$SHELF2\nrun: ls\n")
+    told = world.json("launch", str(job), "--provider", "local", "--dry-run", code=2)["error"]
+    assert "line 2: workdir: $SHELF2 has no value" in told
 
 
 TALK = """
