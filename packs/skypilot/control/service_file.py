@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.runs.engine import RunEngine
-from infra.settings import Settings, read_dotenv
+from infra.settings import Settings, is_secret, read_dotenv
 from infra.units import count
 from packs.skypilot.control import served
 from packs.skypilot.control.managed_jobs import ManagedJobs
@@ -100,24 +101,36 @@ def on_demand(resources: Mapping[str, Any]) -> dict[str, Any]:
 def with_values(said: Mapping[str, Any], path: Path, settings: Settings) -> dict[str, Any]:
     """Return the document with the values of variables: of the command line, of .env and of the shell.
 
-    Raises UsageError with all variables without a value.
+    Each value is a text, as SkyPilot reads the value. Raises UsageError with all variables without a value.
     """
     given, written, missing = job_environment.of_own_job(settings), read_dotenv(ROOT / ".env"), []
-    found = dict(said)
+    found: dict[str, Any] = {**_without_dates(said), "envs": {}, "secrets": {}}
     for section in ("envs", "secrets"):
         names = said.get(section) or {}
-        names = dict.fromkeys(names) if isinstance(names, list) else dict(names)
-        for name, value in names.items():
-            own = given.get(str(name)) or (None if value is not None else _value(str(name), written, settings))
-            names[name] = value if own is None else own
-            missing += [str(name)] if names[name] is None else []
-        if names:
-            found[section] = names
+        for name, value in (dict.fromkeys(names) if isinstance(names, list) else names).items():
+            own = given.get(str(name))
+            if own is None:
+                own = _value(str(name), written, settings) if value is None else str(value)
+            found[section][str(name)] = own
+            missing += [str(name)] if own is None else []
+    for name, value in given.items():
+        if name not in (*found["envs"], *found["secrets"]):
+            found["secrets" if is_secret(name) else "envs"][name] = value
+    found = {key: value for key, value in found.items() if value != {} or key not in ("envs", "secrets")}
     if missing:
         raise UsageError(
             f"{path}: {', '.join(missing)} without a value; set the variable in .env, or -e {missing[0]}=VALUE"
         )
     return found
+
+
+def _without_dates(said: Any) -> Any:
+    """Return a value of YAML with texts in place of dates, which JSON does not have."""
+    if isinstance(said, Mapping):
+        return {str(key) if isinstance(key, date) else key: _without_dates(one) for key, one in said.items()}
+    if isinstance(said, list):
+        return [_without_dates(one) for one in said]
+    return str(said) if isinstance(said, date) else said
 
 
 def _value(name: str, written: Mapping[str, str], settings: Settings) -> str | None:

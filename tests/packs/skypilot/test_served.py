@@ -4,11 +4,14 @@
 cannot be made to lose a cluster.
 """
 
+import json
+
 import pytest
 import yaml
 
 from flows.services import engine_services
 from flows.specs.service import ServeSpec
+from infra import strict_yaml
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -73,18 +76,36 @@ def test_failed_service_counts_as_running_because_the_replicas_may_cost_money(tm
 def test_file_goes_over_with_values_and_full_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OF_SHELL", "hush")
-    settings = Settings.load(ROOT, {}, ["MODEL=b"], {"HOME": str(tmp_path)})
-    said = {
-        "envs": {"MODEL": "a", "KEPT": 1},
-        "secrets": {"OF_SHELL": None},
-        "workdir": ".",
-        "file_mounts": {"~/a": "a"},
+    given = ["MODEL=b", "EXTRA=1", "EMPTIED=", "AN_API_KEY=k"]
+    settings = Settings.load(ROOT, {}, given, {"HOME": str(tmp_path)})
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "envs: {MODEL: a, KEPT: 1, EMPTIED: full, RELEASE: 2026-03-14, STAGE: 1.90, AT: 2026-03-14 10:00:00}\n"
+        "secrets: {OF_SHELL: }\nworkdir: .\nfile_mounts: {~/a: a}\n"
+        "resources: {labels: {since: 2026-01-02}}\n"
+    )
+
+    def filled(file):
+        return service_file.with_full_paths(
+            service_file.with_values(strict_yaml.documents(file)[0].value, tmp_path / "s.yaml", settings)
+        )
+
+    found = filled(file)
+    assert found["resources"] == {"labels": {"since": "2026-01-02"}}
+    assert json.loads(json.dumps(found))["envs"] == {
+        "MODEL": "b",
+        "KEPT": "1",
+        "EMPTIED": "",
+        "RELEASE": "2026-03-14",
+        "STAGE": "1.9",
+        "AT": "2026-03-14 10:00:00",
+        "EXTRA": "1",
     }
-    found = service_file.with_full_paths(service_file.with_values(said, tmp_path / "s.yaml", settings))
-    assert found["envs"] == {"MODEL": "b", "KEPT": 1} and found["secrets"] == {"OF_SHELL": "hush"}
+    assert found["secrets"] == {"OF_SHELL": "hush", "AN_API_KEY": "k"}
     assert (found["workdir"], found["file_mounts"]) == (str(tmp_path), {"~/a": f"{tmp_path}/a"})
     with pytest.raises(UsageError, match="s.yaml: NO_VALUE without a value; set the variable in .env, or -e NO_VALUE="):
-        service_file.with_values({"secrets": ["NO_VALUE"]}, tmp_path / "s.yaml", settings)
+        file.write_text("secrets: [NO_VALUE]")
+        filled(file)
 
 
 @pytest.mark.parametrize(
