@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from infra import file_variables
 from infra.agent.job import SETUP, TEXT_WORDS, Step
 from infra.agent.shell import Script
 from infra.checkout import ROOT
@@ -20,7 +21,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings, read_dotenv
 from infra.transport import shipment
 from serve.engines import OWN_RUN
-from serve.service import Service
+from serve.service import Probe, Service
 
 WORKDIR = "workdir"
 
@@ -90,14 +91,30 @@ def with_one_replica(document: dict[str, Any], service: Service, tell: Say) -> d
 
 def secrets(service: Service, settings: Settings) -> dict[str, str]:
     """Return the values of the file's secrets, from the settings, .env and the shell. Raises UsageError."""
-    written = read_dotenv(ROOT / ".env")
-    found = {}
+    found = _values(service.secrets, settings)
     for name in service.secrets:
-        value = getattr(settings, name.lower(), "") or written.get(name) or os.environ.get(name)
-        if not value:
+        if name not in found:
             raise UsageError(f"secrets: {name} has no value; set the variable in .env")
-        found[name] = str(value)
     return found
+
+
+def probe(service: Service, settings: Settings) -> Probe:
+    """Return the probe of a service with the values of secrets in place of `$NAME`; a missing secret stays."""
+    said = {key: getattr(service.probe, key) for key in ("path", "headers", "post_data")}
+    names = [one for one in file_variables.names_in(said) if one in service.secrets]
+    if not names:
+        return service.probe
+    values = _values(names, settings)
+    return replace(service.probe, **file_variables.filled(said, values, lambda _: None))
+
+
+def _values(names: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return the values of secrets, from the settings, .env and the shell, without secrets that have no value."""
+    written = read_dotenv(ROOT / ".env")
+    found = {
+        name: getattr(settings, name.lower(), "") or written.get(name) or os.environ.get(name) or "" for name in names
+    }
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def carried(service: Service) -> tuple[Carried, ...]:

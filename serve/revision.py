@@ -50,9 +50,9 @@ def usual_provider(settings: Settings) -> str:
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 
-def service_name(config: str) -> str:
-    """Return the name in the service file, or `slipway` if the file has none."""
-    return check_name(service_file.load(path_of(config)).file.name or "slipway")
+def service_name(config: str, given: Mapping[str, str]) -> str:
+    """Return the name in the service file, or `slipway` if the file has none. `given`: typed variables."""
+    return check_name(service_file.load(path_of(config), given).file.name or "slipway")
 
 
 def path_of(config: str) -> Path:
@@ -69,7 +69,7 @@ def path_of(config: str) -> Path:
 
 
 def document_of(
-    config: str, old: WantedService | None, name: str, replicas: int | None, spend_limit: str = ""
+    config: str, old: WantedService | None, name: str, replicas: int | None, spend_limit: str, given: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the service document with command-line flags applied. Raises UsageError.
 
@@ -79,7 +79,7 @@ def document_of(
         document = dict(old.newest.document)
     else:
         path = path_of(config)
-        service_file.load(path)  # report mistakes with the place in the file
+        service_file.load(path, given)  # report mistakes with the place in the file
         document = with_full_paths(strict_yaml.read(path))
     document["name"] = name
     if replicas is not None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from infra import strict_yaml
@@ -194,18 +195,30 @@ class Service:
         return self.file.service.tls
 
 
-def load(path: Path) -> Service:
-    """Return the service in a file. Raises UsageError with the place in the file."""
+def load(path: Path, given: Mapping[str, str] = MappingProxyType({})) -> Service:
+    """Return the service in a file. Raises UsageError with the place in the file.
+
+    given: variables of the command line, which override the variables of the file.
+    """
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
         raise UsageError(f"no service file {path}; copy serve/service.yaml to {path}") from None
-    return parse(str(path), document)
+    service = parse(str(path), with_variables(document, given) if given else document)
+    _check_values_of_secrets(str(path), service.envs)
+    return service
+
+
+def with_variables(document: Any, given: Mapping[str, str]) -> Any:
+    """Return a document with more variables in `envs`."""
+    if not isinstance(document, dict) or not isinstance(document.get("envs") or {}, dict):
+        return document
+    return {**document, "envs": {**(document.get("envs") or {}), **given}}
 
 
 def parse(where: str, document: Any) -> Service:
     """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
-    document = _with_variables(where, document)
+    document = _filled(where, document)
     try:
         strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
     except strict_records.RecordMismatch as error:
@@ -232,22 +245,35 @@ def parse(where: str, document: Any) -> Service:
     )
 
 
-def _with_variables(where: str, document: Any) -> Any:
+def _filled(where: str, document: Any) -> Any:
     """Return the document with `$NAME` of `envs` replaced in `service`, `workdir` and `file_mounts`, as in SkyServe.
 
+    A secret stays in `service`: the journal stores the document, and `own_run.probe` replaces the secret later.
     Raises UsageError for an unknown variable.
     """
     if not isinstance(document, dict) or not isinstance(document.get("envs") or {}, dict):
         return document
     envs = {str(name): str(value) for name, value in (document.get("envs") or {}).items() if value is not None}
 
+    empty = [str(name) for name, value in (document.get("envs") or {}).items() if value is None]
+    secrets = document.get("secrets") or ()
+    hidden = [str(name) for name in secrets] if isinstance(secrets, (dict, list)) else []
+    hidden += [name for name in empty if is_secret(name)]
+
     def unknown(section: str, name: str) -> None:
-        raise UsageError(
-            f"{where}: {section}: ${name} is not a variable of envs; write the value, or {name}: VALUE under envs"
+        if name in hidden:
+            raise UsageError(f"{where}: {section}: ${name} is a secret, and the plan shows {section}; write the value")
+        advice = (
+            f"{name}: under secrets, and set the variable in .env" if is_secret(name) else f"{name}: VALUE under envs"
         )
+        raise UsageError(f"{where}: {section}: ${name} is not a variable of envs; write the value, or {advice}")
 
     own = {key: document[key] for key in ("service", "workdir", "file_mounts") if key in document}
-    return {**document, **{key: filled(one, envs, partial(unknown, key)) for key, one in own.items()}}
+    known = {**dict.fromkeys(one for one in empty if one not in hidden), **envs}
+    for key, one in own.items():
+        values = {**dict.fromkeys(hidden), **known} if key == "service" else known
+        own[key] = filled(one, values, partial(unknown, key))
+    return {**document, **own}
 
 
 def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
@@ -387,9 +413,17 @@ def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
         raise UsageError(f"{where}: envs: {bad!r} is not the name of a variable")
     empty = [name for name, value in said.items() if value is None and not is_secret(name)]
     if empty:
-        raise UsageError(f"{where}: envs: {', '.join(empty)} must have a value")
+        raise UsageError(f"{where}: envs: {', '.join(empty)} must have a value; write one, or give -e {empty[0]}=VALUE")
     given = {name: value for name, value in said.items() if value is not None}
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+
+
+def _check_values_of_secrets(where: str, envs: Mapping[str, str]) -> None:
+    """Raise UsageError for the value of a secret in `envs`: the journal stores the file of a service."""
+    for name, value in envs.items():
+        # A number is no secret, such as MAX_TOKENS; a tokenizer is none either.
+        if value and is_secret(name) and not value.isdecimal() and "TOKENIZER" not in name.upper():
+            raise UsageError(f"{where}: envs: {name}: write no value, but `{name}:`, and set the variable in .env")
 
 
 def _check_secrets(where: str, said: Mapping[str, Scalar] | Sequence[str]) -> None:

@@ -53,7 +53,8 @@ class Revision:
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
     """Return the requested version without changing any state. Raises UsageError for an impossible request."""
-    name = check_name(spec.name) if spec.name else revision.service_name(spec.config)
+    given = job_environment.plain(settings)
+    name = check_name(spec.name) if spec.name else revision.service_name(spec.config, given)
     row = service_rows.find(journal, name)
     old = service_state.parse_desired(row.wanted) if row else None
     if old and old.is_ending:
@@ -62,7 +63,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     provider = "" if where == revision.ANY else where
     if not (spec.provider or old) and len(usual := placement.candidates(provider, settings)) == 1:
         provider = usual[0]  # an update stays there, also after a key or an inventory is added
-    document = revision.document_of(spec.config, old, name, spec.replicas, spec.spend_limit)
+    document = revision.document_of(spec.config, old, name, spec.replicas, spec.spend_limit, given)
     document = revision.with_machine(document, spec.machine)
     if not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
         num_gpus = len(host.nvidia()[0])
@@ -177,7 +178,7 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
             f"--env {hidden[0]}: the journal stores the variables of a service, and must not hold a secret. If the "
             "variable is a setting (inv config), put the variable into .env"
         )
-    return {**document, "envs": {**(document.get("envs") or {}), **given}} if given else document
+    return dict(service_file.with_variables(document, given)) if given else document
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, first: Sequence[str] = ()) -> str:

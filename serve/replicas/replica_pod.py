@@ -40,6 +40,7 @@ from serve import engines, own_run
 from serve.gateway.keys import engine_key
 from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
+from serve.service import Probe, Service
 from store import credentials
 
 STEP, ENVIRONMENT = "engine", "environment"  # names of the steps in a pod
@@ -83,6 +84,10 @@ class ReplicaLauncher:
     def vendor(self, name: str) -> Provider:
         """Return the provider with this name. Raises UsageError for an unusable provider."""
         return registry.provider(self.settings, name)
+
+    def probe_of(self, service: Service) -> Probe:
+        """Return the probe of a service with the values of secrets."""
+        return own_run.probe(service, self.settings)
 
     def launch(self, version: Version, member: Member) -> Op:
         """Launch a replica and return the row of the pod, with the engine loading."""

@@ -233,7 +233,7 @@ class Replicas:
         assert one.replica is not None
         gone_asked_at = 0.0
         while True:
-            asked, service = self.service.probe, self.wanted.version(one.member.version).service
+            asked, service = self.launcher.probe_of(self.service), self.wanted.version(one.member.version).service
             engine = self.wanted.version(one.member.version).engine
             model, prober = "" if engine == OWN_RUN else served_name(self.name, service), one.prober
             doubt, known = prober.doubt, prober.why

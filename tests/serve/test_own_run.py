@@ -14,6 +14,7 @@ from serve.policy.service_state import Member
 from serve.readiness import awaits_engine
 from serve.replicas.replica_pod import ReplicaLauncher, Stage
 from tests.serve.scripted_engine import ROOT
+from tests.world import World
 
 PAGES = {"service": {"readiness_probe": "/alive", "replicas": 1}, "resources": {"ports": 8123}, "run": "serve 8123"}
 
@@ -53,6 +54,60 @@ def test_secrets_come_from_the_settings_and_the_shell_and_never_from_the_file(tm
     for wrong, why in (({"A_KEY": "x"}, "write no value"), ({"A=": None}, "not the name of a variable")):
         with pytest.raises(UsageError, match=why):
             made(secrets=wrong)
+
+
+@pytest.mark.parametrize(
+    "more", [{"envs": {"LAB_TOKEN": None}}, {"secrets": ["LAB_TOKEN"]}, {"secrets": {"LAB_TOKEN": None}}]
+)
+def test_probe_has_the_value_of_a_secret_and_the_journal_has_the_name(tmp_path, monkeypatch, more):
+    section = {
+        "readiness_probe": {
+            "path": "/v1/models",
+            "headers": {"Authorization": "Bearer $LAB_TOKEN"},
+            "post_data": {"words": ["${LAB_TOKEN}", "a"]},
+        }
+    }
+    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
+    said = made(service=section, **more)
+    assert said.probe.headers == {"Authorization": "Bearer $LAB_TOKEN"}
+    assert own_run.probe(said, settings) == said.probe  # The probe fails, and the replica is not ready.
+    monkeypatch.setenv("LAB_TOKEN", "hush")
+    filled = own_run.probe(said, settings)
+    assert (filled.headers, filled.post_data) == ({"Authorization": "Bearer hush"}, {"words": ["hush", "a"]})
+    launcher = ReplicaLauncher("pages", settings, print, b"seed")
+    assert launcher.probe_of(said) == filled and launcher.probe_of(made()) is not None
+    with pytest.raises(UsageError, match=r"workdir: \$LAB_TOKEN is a secret"):
+        made(workdir="./$LAB_TOKEN", **more)
+
+
+def test_typed_variables_are_part_of_the_file_and_secrets_are_not_written_into_envs(tmp_path):
+    path = tmp_path / "talk.yaml"
+    said = "envs: {{MODEL_NAME: {0}}}\nservice: {{readiness_probe: {{path: /$MODEL_NAME}}}}\nrun: serve $MODEL_NAME\n"
+    path.write_text(said.format(""))
+    with pytest.raises(UsageError, match="envs: MODEL_NAME must have a value; write one, or give -e MODEL_NAME=VALUE"):
+        service.load(path)
+    assert service.load(path, {"MODEL_NAME": "tiny"}).probe.path == "/tiny"
+    path.write_text(said.format("large"))
+    assert (service.load(path).probe.path, service.load(path, {"MODEL_NAME": "tiny"}).probe.path) == ("/large", "/tiny")
+    path.write_text("envs: {A_TOKEN: hush}\nservice: {replicas: 1}\nrun: serve\n")
+    with pytest.raises(UsageError, match="envs: A_TOKEN: write no value, but `A_TOKEN:`, and set the variable in .env"):
+        service.load(path)
+    path.write_text("envs: {MAX_TOKENS: 512, TOKENIZER: lab/tiny, A_TOKEN: ''}\nservice: {replicas: 1}\nrun: serve\n")
+    assert service.load(path).envs["MAX_TOKENS"] == "512"
+    path.write_text("service: {readiness_probe: {path: /, headers: {K: $A_TOKEN}}}\nrun: serve\n")
+    with pytest.raises(UsageError, match="write the value, or A_TOKEN: under secrets, and set the variable in .env"):
+        service.load(path)
+
+
+@pytest.mark.process
+def test_command_takes_a_typed_variable_of_a_service(tmp_path):
+    path, world = tmp_path / "talk.yaml", World(tmp_path, {})
+    path.write_text(
+        "envs: {MODEL_NAME: }\nservice: {readiness_probe: {path: /$MODEL_NAME}, replicas: 1}\nrun: serve $MODEL_NAME\n"
+    )
+    words = ("serve.up", str(path), "--provider", "local", "--dry-run")
+    assert "give -e MODEL_NAME=VALUE" in world.json(*words, code=2)["error"]
+    assert "error" not in world.json(*words, "-e", "MODEL_NAME=tiny")
 
 
 def test_file_that_no_replica_can_run_is_refused(tmp_path):
