@@ -109,7 +109,7 @@ def execute(root: Path, name: str, script: Script, buckets: Mapping[str, Path]) 
     if script.image:
         from infra.agent.execution import container  # few jobs have an image
 
-        return container.of_task(script.image, root, script.task, binds).run(text, environ, folder)
+        return container.of_task(script.image, root, script.task, binds).run(text, environ, folder, script.envs)
     return _run(["bash", str(text)], environ, folder, binds, at, ends_all=bool(buckets))
 
 

@@ -18,7 +18,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, Sequence, Tuple
 
 POLL_S = 0.1
 ENGINES = ("podman", "docker")
@@ -64,13 +64,16 @@ class Container:
     def first(self) -> Path:
         return self.root / "state" / f"{self.name}.bash"
 
-    def run(self, text: Path, environ: Dict[str, str], folder: Path) -> Tuple[int, bool]:
-        """Run a script; return the exit code in shell convention, and whether a signal was received."""
+    def run(self, text: Path, environ: Dict[str, str], folder: Path, own: Collection[str]) -> Tuple[int, bool]:
+        """Run a script; return the exit code in shell convention, and whether a signal was received.
+
+        own: names of the variables of the job, which replace variables of the image.
+        """
         engine = find_engine()
         told: List[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda one, _: told.append(one))
-        self._write(text, environ, folder)
+        self._write(text, environ, folder, own)
         _quietly([*engine, "stop", "--time=0", self.name])  # from an attempt whose agent died
         if _quietly([*engine, "container", "inspect", self.name]):
             _remove_forgotten(engine)
@@ -102,12 +105,12 @@ class Container:
         more += ["--entrypoint=bash", f"--name={self.name}", self.image]
         return [*engine, "create", *more, str(self.first)]
 
-    def _write(self, text: Path, environ: Dict[str, str], folder: Path) -> None:
+    def _write(self, text: Path, environ: Dict[str, str], folder: Path, own: Collection[str]) -> None:
         """Write the first script and the variables of a step; the container removes the private file after reading."""
         self.first.write_text(FIRST, encoding="utf-8")
         lines = [f"text={shlex.quote(str(text))}", f"begin={shlex.quote(environ.get('BASH_ENV', ''))}"]
         lines += [f"cd {shlex.quote(str(folder))}"]
-        names = [name for name in environ if name not in OF_MACHINE and name.isidentifier()]
+        names = [name for name in environ if (name not in OF_MACHINE or name in own) and name.isidentifier()]
         lines += [f"export {name}={shlex.quote(environ[name])}" for name in names]
         path = f"{self.first}.variables"
         with contextlib.suppress(FileNotFoundError):

@@ -97,6 +97,9 @@ def test_run_finds_what_setup_left_in_the_container_and_gets_mounts_and_secrets(
     text = 'cat /usr/bin/left /data/data.txt; echo "$A_KEY"; echo $KEPT $OWN; [ -e /usr/bin/python3 ] || exit 5'
     said, code = pod.run("run", text, envs={"OWN": "a b"})
     assert (said.splitlines(), code) == (["installed", "data", "it's", "two lines", "yes a b"], 5)
+    own = {"LANG": "C.UTF-8", "TMPDIR": "/x", "LD_LIBRARY_PATH": "/opt/x"}
+    said, code = pod.run("own", 'echo "$LANG $TMPDIR $LD_LIBRARY_PATH"', envs=own)
+    assert (said, code) == ("C.UTF-8 /x /opt/x\n", 0)
     assert not list((tmp_path / "pod" / "state").glob("*.variables"))
     assert (tmp_path / "pod" / "work" / "home" / ".bashrc").is_file()
 

@@ -119,7 +119,8 @@ def test_container_gets_names_and_no_values_of_variables_in_its_command_line(tmp
     (tmp_path / "pod" / "workdir").symlink_to(tmp_path / "elsewhere")
     one = container.Container("sw1-a-0", "a:1", tmp_path / "pod", [(f"{tmp_path}/elsewhere", "/data")])
     text = tmp_path / "run.sh"
-    one._write(text, {"A_KEY": "it's hidden", "PATH": "/machine", "BASH_ENV": "/begin"}, tmp_path)
+    environ = {"A_KEY": "it's hidden", "PATH": "/machine", "BASH_ENV": "/begin", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    one._write(text, environ, tmp_path, {"LANG": "C.UTF-8"})
     words = one.words(["podman"])
     assert [word for word in words if word.startswith("--volume=") and "begin.bash" not in word] == [
         f"--volume={tmp_path}/pod:{tmp_path}/pod", f"--volume={tmp_path}/elsewhere:{tmp_path}/elsewhere",
@@ -127,6 +128,7 @@ def test_container_gets_names_and_no_values_of_variables_in_its_command_line(tmp
     ]  # fmt: skip
     assert words[-2:] == ["a:1", str(one.first)] and "hidden" not in " ".join(words)
     variables = tmp_path / "pod" / "state" / "sw1-a-0.bash.variables"
+    assert "export LANG=C.UTF-8" in variables.read_text() and "TMPDIR" not in variables.read_text()
     assert "PATH" not in variables.read_text() and variables.stat().st_mode & 0o777 == 0o600
     assert "export A_KEY='it'\"'\"'s hidden'" in variables.read_text()
 
