@@ -29,7 +29,7 @@ from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
 from packs.jobs.control import images, job_file, job_steps, machines, pipelines
-from packs.jobs.control.job_file import JobFile
+from packs.jobs.control.job_file import JobFile, JobTask
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
 from store import packs
@@ -78,10 +78,23 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
         if not is_engine:
             machines.collect_refusals(task, file.where, refused)
             images.refuse(task, provider, is_rehearsed, refused)
+        elif task.workdir:
+            _refuse_folder_of_engine(task, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
     _refuse_shared_secrets(file, refused)
     with refused.collecting():
         common_alternatives(file, MachineSpec(), provider, is_rented)
+
+
+def _refuse_folder_of_engine(task: JobTask, refused: Refusals) -> None:
+    """Collect scripts that name the folder of the job at an engine, which has the files of Slipway."""
+    for key in ("setup", "run"):
+        if "sky_workdir" in getattr(task, key):
+            refused.add(
+                task.document.line(key),
+                f"{key}: with an engine, ~/sky_workdir has the files of Slipway; `setup` and `run` start in the "
+                "workdir: remove `cd ~/sky_workdir`, and write paths relative to the workdir",
+            )
 
 
 def _refuse_shared_secrets(file: JobFile, refused: Refusals) -> None:

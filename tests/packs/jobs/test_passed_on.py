@@ -5,6 +5,7 @@ import pytest
 from infra.selection.machine_spec import MachineSpec
 from packs.jobs.control import job_file, job_steps, lint, machines, resolve
 from packs.jobs.control.refusals import Refusals
+from tests.world import ROOT
 
 pytestmark = pytest.mark.pack("skypilot")
 
@@ -41,6 +42,8 @@ REFUSED = {
     "volume_mounts: []\nrun: x": "--volume ID",
     "resources: {infra: no-such-cloud}\nrun: x": "unknown cloud",
     "run: x\nrunn: y": "did you mean run",
+    f"workdir: {ROOT}/docs/guides\nsetup: ls\nrun: cd ~/sky_workdir && ls": "remove `cd ~/sky_workdir`",
+    f"workdir: {ROOT}/docs/guides\nsetup: ls $HOME/sky_workdir\nrun: ls": "paths relative to the workdir",
 }
 
 
