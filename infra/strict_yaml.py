@@ -1,6 +1,7 @@
 """Strict YAML reader for untrusted input: no code execution, size limits, no duplicate keys."""
 
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ class YamlDocument:
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
+
+
+def without_dates(said: Any) -> Any:
+    """Return a value of YAML with texts in place of dates, which JSON does not have."""
+    if isinstance(said, dict):
+        return {str(key) if isinstance(key, date) else key: without_dates(one) for key, one in said.items()}
+    if isinstance(said, list):
+        return [without_dates(one) for one in said]
+    return str(said) if isinstance(said, date) else said
 
 
 def documents(path: Path) -> list[YamlDocument]:

@@ -3,6 +3,7 @@
 Money is integer micro-USD inside the program and decimal text outside; never a binary float.
 """
 
+import math
 import re
 from datetime import datetime, timezone
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
@@ -13,6 +14,7 @@ from infra.errors import SlipwayError, UsageError
 MOST_S = 10 * 365 * 86400.0
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MOST_USD = 10_000_000
+_IN_GB = {"k": 2**-20, "m": 2**-10, "g": 1, "t": 1000, "p": 10**6}  # MB and KB as SkyPilot counts them
 
 
 def count(number: int, thing: str) -> str:
@@ -66,6 +68,17 @@ def seconds(text: str) -> float | None:
     if not 0 < read <= MOST_S:
         raise UsageError(f"{text[:40]!r} is not a duration; write 90s, 30m, 2h or 1d")
     return read
+
+
+def amount(said: str | int | float, where: str) -> int:
+    """Return an amount such as `16`, `16+`, `500GB`, `512Mi` or `1TB` as a whole number of GB or units, rounded up.
+
+    Raise UsageError for other text or zero.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgtp]?)(?:i?b|i)?\+?", str(said).strip().lower())
+    if not found or not float(found[1]):
+        raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+, 500GB or 16384MB")
+    return math.ceil(float(found[1]) * _IN_GB[found[2] or "g"])
 
 
 class BadAmount(SlipwayError, ValueError):

@@ -80,7 +80,7 @@ def document_of(
     else:
         path = path_of(config)
         service_file.load(path, given)  # report mistakes with the place in the file
-        document = with_full_paths(strict_yaml.read(path))
+        document = with_full_paths(strict_yaml.without_dates(strict_yaml.read(path)))
     document["name"] = name
     if replicas is not None:
         if replicas < 1:
@@ -181,6 +181,7 @@ def check_file(service: Service, tell: Say, is_own_run: bool = False) -> None:
             f"{', '.join(unused)}: only for sky serve up, and for --engine run. Slipway runs engines by --engine and "
             "slipway.engine, and sends requests to the least loaded replica"
         )
+    placement.refuse_unread(service, is_own_run)
     for name, instead in placement.ignored_settings(service):
         tell(f"{name}: only for sky serve up; in Slipway, {instead}")
 

@@ -35,6 +35,7 @@ MODEL_MOUNT = "/model"
 EVERYWHERE = "0.0.0.0"
 # Keys of other file formats, and the key here with the same meaning.
 MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
+ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -201,7 +202,7 @@ def load(path: Path, given: Mapping[str, str] = MappingProxyType({})) -> Service
     given: variables of the command line, which override the variables of the file.
     """
     try:
-        document = strict_yaml.read(path)
+        document = strict_yaml.without_dates(strict_yaml.read(path))
     except FileNotFoundError:
         raise UsageError(f"no service file {path}; copy serve/service.yaml to {path}") from None
     service = parse(str(path), with_variables(document, given) if given else document)
@@ -218,7 +219,7 @@ def with_variables(document: Any, given: Mapping[str, str]) -> Any:
 
 def parse(where: str, document: Any) -> Service:
     """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
-    document = _filled(where, document)
+    document = _filled(where, _without_aliases(where, document))
     try:
         strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
     except strict_records.RecordMismatch as error:
@@ -274,6 +275,24 @@ def _filled(where: str, document: Any) -> Any:
         values = {**dict.fromkeys(hidden), **known} if key == "service" else known
         own[key] = filled(one, values, partial(unknown, key))
     return {**document, **own}
+
+
+def _without_aliases(where: str, document: Any) -> Any:
+    """Return the document with the usual keys of `resources` in place of aliases. Raises UsageError for both."""
+    said = document.get("resources") if isinstance(document, dict) else None
+    if not isinstance(said, dict):
+        return document
+
+    def plain(one: Any) -> Any:
+        if not isinstance(one, dict):
+            return one
+        for alias, key in ALIASES.items():
+            if one.get(alias) is not None and one.get(key) is not None:
+                raise UsageError(f"{where}: resources: {alias} and {key} exclude each other; keep {key}")
+        return {ALIASES.get(key, key): value for key, value in one.items()}
+
+    several = {key: list(map(plain, said[key])) for key in ("any_of", "ordered") if isinstance(said.get(key), list)}
+    return {**document, "resources": {**plain(said), **several}}
 
 
 def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from infra.selection import choose, registry
 from infra.selection.choose import Tell
 from infra.selection.machine_spec import disk_needed, disk_of_environments
 from infra.settings import MARKET, VENDORS, Settings
-from infra.units import micro_usd
+from infra.units import amount, micro_usd
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
@@ -28,8 +28,8 @@ UNREAD = {
     "infra": "--provider names the vendor of the replicas",
     "cloud": "--provider names the vendor of the replicas",
     "zone": "only `region` limits the place of the machines",
-    "any_of": "other keys of `resources` are used; `accelerators` takes several kinds",
-    "ordered": "other keys of `resources` are used; own machines are tried first, then the cheapest spot machines",
+    "any_of": "only the `accelerators` of the alternatives are used",
+    "ordered": "only the `accelerators` are used; own machines are tried first, then the cheapest spot machines",
     "disk_tier": "vendors have a single kind of disk; `disk_size` sets the size",
     "network_tier": "no vendor reports the network between machines; a replica is a single machine",
     "job_recovery": "a lost replica is always replaced, on the next machine that fits",
@@ -104,6 +104,25 @@ def ignored_settings(service: Service) -> list[tuple[str, str]]:
     return found
 
 
+def refuse_unread(service: Service, is_own_run: bool) -> None:
+    """Raise UsageError for keys of `resources` without which a replica would get an unfit machine."""
+    said = service.file.resources
+    for key in ("any_of", "ordered"):
+        for one in getattr(said, key) or ():
+            for name in ("cpus", "memory", "disk_size", "instance_type", "max_hourly_cost"):
+                if getattr(one, name) is not None:
+                    raise UsageError(
+                        f"resources.{key}: {name}: all replicas have the same limits; move {name} from {key} to "
+                        "resources, or add --provider skypilot"
+                    )
+    image = str(said.image_id)
+    if is_own_run and image.startswith("docker:"):
+        raise UsageError(
+            f"resources.image_id: `run` of a service has no container, and would miss the packages of {image}; install "
+            "the packages in `setup` and remove image_id, or add --provider skypilot"
+        )
+
+
 def kind_of(offer: Offer) -> str:
     """Return the kind of an offer for people: own, spot or on-demand."""
     return "own" if not offer.micro_usd_per_hour or offer.place else "spot" if offer.spot else "on-demand"
@@ -143,10 +162,19 @@ def gpu_of(request: Request) -> str:
 
 
 def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
-    """Return kinds and count of `H100:8`, {H100: 8}, or a list of acceptable kinds; count 0 if the counts differ."""
-    said = wanted.accelerators
-    if not said:
+    """Return kinds and count of `H100:8`, {H100: 8}, a list, or all alternatives; count 0 if the counts differ."""
+    ways = [one.accelerators or wanted.accelerators for one in wanted.any_of or wanted.ordered or ()]
+    pairs = list(dict.fromkeys(pair for said in ways or [wanted.accelerators] for pair in _pairs(said)))
+    if not pairs:
         return "", 0
+    counts = {count for _, count in pairs}
+    text = ",".join(gpu for gpu, _ in pairs) if len(counts) == 1 else ",".join(f"{g}:{n}" for g, n in pairs)
+    gpus.read_set(text)
+    return text, counts.pop() if len(counts) == 1 else 0
+
+
+def _pairs(said: str | dict[str, float | None] | list[str] | None) -> list[tuple[str, int]]:
+    """Return kinds and counts of `accelerators`. Raises UsageError."""
     kinds: Mapping[str, float | None] = said if isinstance(said, dict) else {}
     several = said if isinstance(said, list) else [said] if isinstance(said, str) else []
     pairs = [(gpu, int(count or 1)) for gpu, count in kinds.items()]
@@ -155,21 +183,14 @@ def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
         if count and not re.fullmatch("[0-9]{1,4}", count):
             raise UsageError(f"resources.accelerators: {one!r}; expected KIND or KIND:COUNT")
         pairs.append((gpu, int(count or 1)))
-    counts = {count for _, count in pairs}
-    text = ",".join(gpu for gpu, _ in pairs) if len(counts) == 1 else ",".join(f"{g}:{n}" for g, n in pairs)
-    gpus.read_set(text)
-    return text, counts.pop() if len(counts) == 1 else 0
+    return pairs
 
 
 def _at_least(key: str, said: str | float | None) -> int:
-    """Return the number in `16+`, `16` or 16. Machines come in sizes, so a plain number is a minimum as well."""
+    """Return the number in `16+`, 16 or `512Mi`. Machines come in sizes, so a plain number is a minimum as well."""
     if said is None:
         return 0
-    text = str(said).removesuffix("+").removesuffix("GB")
-    try:
-        return int(float(text))
-    except ValueError:
-        raise UsageError(f"resources.{key}: {said!r}; expected a number, or 16+ for at least 16") from None
+    return amount(said, f"resources.{key}")
 
 
 def _price(offer: Offer) -> tuple[int, str]:

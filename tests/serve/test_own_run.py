@@ -7,11 +7,12 @@ import pytest
 from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.settings import Settings
-from serve import own_run, service
+from serve import own_run, revision, service
 from serve.controller import limits_of
 from serve.policy.replica_states import Facts, ProcessStatus, State
 from serve.policy.service_state import Member
 from serve.readiness import awaits_engine
+from serve.replicas import placement
 from serve.replicas.replica_pod import ReplicaLauncher, Stage
 from tests.serve.scripted_engine import ROOT
 from tests.world import World
@@ -108,6 +109,38 @@ def test_command_takes_a_typed_variable_of_a_service(tmp_path):
     words = ("serve.up", str(path), "--provider", "local", "--dry-run")
     assert "give -e MODEL_NAME=VALUE" in world.json(*words, code=2)["error"]
     assert "error" not in world.json(*words, "-e", "MODEL_NAME=tiny")
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpu", "num_gpus"),
+    [
+        ({"any_of": [{"accelerators": "L4"}, {"gpus": "A10G:1", "infra": "aws"}]}, "L4,A10G", 1),
+        ({"ordered": [{"accelerators": "L4:2"}, {"use_spot": True}], "gpus": "A100:2"}, "L4,A100", 2),
+        ({"accelerators": "L4", "any_of": [{"infra": "aws"}, {"infra": "gcp"}]}, "L4", 1),
+        ({"gpus": {"L4": 4}, "memory": "16384MB"}, "L4", 4),
+    ],
+)
+def test_accelerators_of_alternatives_are_requested(resources, gpu, num_gpus):
+    request = placement.request_of(made(resources={"ports": 8123, **resources}), "pages-0")
+    assert (request.gpu, request.num_gpus, request.memory_bytes) == (
+        gpu,
+        num_gpus,
+        16 * 10**9 * ("memory" in resources),
+    )
+
+
+@pytest.mark.parametrize(
+    ("resources", "pattern"),
+    [
+        ({"any_of": [{"accelerators": "L4", "memory": 64}]}, "move memory from any_of to resources"),
+        ({"ordered": [{"instance_type": "a"}]}, "move instance_type from ordered to resources"),
+        ({"image_id": "docker:a:1"}, "would miss the packages of docker:a:1"),
+    ],
+)
+def test_key_without_which_a_replica_gets_an_unfit_machine_is_refused(resources, pattern):
+    said = made(resources={"ports": 8123, **resources})
+    with pytest.raises(UsageError, match=pattern):
+        revision.check_file(said, print, is_own_run=True)
 
 
 def test_file_that_no_replica_can_run_is_refused(tmp_path):

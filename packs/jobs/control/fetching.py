@@ -9,11 +9,6 @@ def advice(one: Mount) -> str:
     """Return the advice for a mount of an address that Slipway does not read: the line for `setup`."""
     scheme = urlsplit(one.source).scheme
     to = one.path if one.path.startswith(("/", "~/")) else f"./{one.path}"
-    rest = one.source.partition("://")[2]
     if scheme in ("http", "https"):
-        line = f"curl -fsSL --create-dirs -o {to} {one.source}"
-    elif scheme in ("r2", "nebius", "coreweave"):
-        line = f"curl -fsSL https://rclone.org/install.sh | sudo bash && rclone copy :s3:{rest} {to}"
-    else:
-        return f"remove the mount, and fetch {one.source} in `setup`"
-    return f"remove the mount and write into setup: {line}"
+        return f"remove the mount and write into setup: curl -fsSL --create-dirs -o {to} {one.source}"
+    return f"add --provider skypilot, or remove the mount and fetch {one.source} in `setup`"

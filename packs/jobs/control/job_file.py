@@ -357,10 +357,9 @@ def _nothing_to_run(said: TaskFile, resources: Resources) -> str:
         return "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`"
     from packs.jobs.control import machine_words
 
-    return (
-        "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`, or rent the "
-        f"machine without work: inv pod.create {machine_words.of(resources)}"
-    )
+    flags = machine_words.of(resources)
+    pod = f", or rent the machine without work: inv pod.create {flags}" if flags else ""
+    return f"the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`{pod}"
 
 
 def _has_unwritable(document: YamlDocument, refused: Refusals) -> bool:

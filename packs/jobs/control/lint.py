@@ -6,6 +6,7 @@ SkyPilot's guides on distributed training and on Ray.
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from flows.runs.work_kinds import FileFinding
@@ -14,9 +15,10 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from infra.settings import is_rented, is_secret
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import conda, job_file, resolve, training
+from packs.jobs.control import conda, job_file, job_steps, resolve, training
 from packs.jobs.control.refusals import Refusals
-from serve import service
+from serve import own_run, service
+from serve.replicas import placement
 from store import packs
 
 TEXTS = ("setup", "run")
@@ -58,11 +60,44 @@ def lint(path: Path, provider: str = "") -> list[FileFinding]:
     written = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written)]
     if provider not in packs.engines() and any("service" in one for one in said):
-        with refused.collecting():
-            service.load(path)
+        _collect_of_service(path, documents[0], refused)
     elif not refused.found:
         _collect(path, provider, refused)
     return sorted(dict.fromkeys([*refused.found, *found]), key=lambda one: one.line)
+
+
+def _collect_of_service(path: Path, document: YamlDocument, refused: Refusals) -> None:
+    """Collect the refusals of `serve.up`, each at the line of the key at the begin of the message."""
+    found = Refusals(str(path))
+    with found.collecting():
+        made = service.load(path)
+        is_own = own_run.is_wanted(made, "", "", service.model_of(made))
+        for check in (
+            partial(placement.request_of, made, "lint"),
+            partial(placement.refuse_unread, made, is_own),
+            *([partial(_check_sent, made)] if is_own else []),
+        ):
+            with found.collecting():
+                check()
+    for one in found.found:
+        refused.add(document.line(*_place(document, one.text)), one.text)
+
+
+def _check_sent(made: service.Service) -> None:
+    """Raise UsageError for files and folders of a service that cannot be sent."""
+    for one in own_run.carried(made):
+        if not one.file:
+            job_steps.check_folder("workdir" if one.name == own_run.WORKDIR else "file_mounts", Path(one.source))
+
+
+def _place(document: YamlDocument, text: str) -> strict_yaml.Place:
+    """Return the place of the keys at the begin of a message, such as `resources.memory: ...`."""
+    place: strict_yaml.Place = ()
+    for word in re.split(r":\s|[.:\s]", text):
+        if (*place, word) not in document.lines:
+            break
+        place = (*place, word)
+    return place
 
 
 def _collect(path: Path, provider: str, refused: Refusals) -> None:

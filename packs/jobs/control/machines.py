@@ -4,7 +4,6 @@ Flags override the file. The result has one `MachineWish` per acceptable alterna
 effect on the selected provider.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from infra.errors import UsageError
 from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.settings import LOCAL
+from infra.units import amount
 from packs.jobs.control import images, mounts
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.refusals import Refusals
@@ -34,7 +34,6 @@ SKYPILOTS = (
 ).split()
 ANY = "*"
 MOST_GPUS = 1024
-UNITS = {"k": 2**-20, "m": 2**-10, "g": 1, "t": 1000, "p": 10**6}  # in GB; MB and KB as SkyPilot counts them
 RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")
 
 
@@ -245,17 +244,6 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
         found["network"] = "best" if said.network_tier.lower() == "best" else ""
     found["image"] = images.image_of(said)
     return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
-
-
-def amount(said: str | int | float, where: str) -> int:
-    """Return an amount such as `16`, `16+`, `500GB`, `512Mi` or `1TB` as a whole number of GB or units, rounded up.
-
-    Raise UsageError for other text or zero.
-    """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgtp]?)(?:i?b|i)?\+?", str(said).strip().lower())
-    if not found or not float(found[1]):
-        raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+, 500GB or 16384MB")
-    return math.ceil(float(found[1]) * UNITS[found[2] or "g"])
 
 
 def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:

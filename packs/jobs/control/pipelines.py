@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from infra.errors import UsageError
-from packs.jobs.control import machines, schema
+from infra.units import amount
+from packs.jobs.control import schema
 from packs.jobs.control.job_file import JobFile, JobTask
 from packs.jobs.control.schema import Resources
 
@@ -74,7 +75,7 @@ def _larger(file: JobFile, task: JobTask, key: str, one: Any, other: Any) -> Any
         return one
     if key in AMOUNTS and not any(str(each).endswith("x") for each in (one, other)):
         where = f"{file.where}: line {task.document.line('resources', key)}: {key}"
-        return max(one, other, key=lambda each: (machines.amount(each, where), str(each).endswith("+")))
+        return max(one, other, key=lambda each: (amount(each, where), str(each).endswith("+")))
     if key == "infra":
         shorter, longer = sorted(map(str, (one, other)), key=len)
         if longer.startswith(f"{shorter}/"):

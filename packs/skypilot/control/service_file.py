@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,7 +103,7 @@ def with_values(said: Mapping[str, Any], path: Path, settings: Settings) -> dict
     Each value is a text, as SkyPilot reads the value. Raises UsageError with all variables without a value.
     """
     given, written, missing = job_environment.of_own_job(settings), read_dotenv(ROOT / ".env"), []
-    found: dict[str, Any] = {**_without_dates(said), "envs": {}, "secrets": {}}
+    found: dict[str, Any] = {**strict_yaml.without_dates(said), "envs": {}, "secrets": {}}
     for section in ("envs", "secrets"):
         names = said.get(section) or {}
         for name, value in (dict.fromkeys(names) if isinstance(names, list) else names).items():
@@ -122,15 +121,6 @@ def with_values(said: Mapping[str, Any], path: Path, settings: Settings) -> dict
             f"{path}: {', '.join(missing)} without a value; set the variable in .env, or -e {missing[0]}=VALUE"
         )
     return found
-
-
-def _without_dates(said: Any) -> Any:
-    """Return a value of YAML with texts in place of dates, which JSON does not have."""
-    if isinstance(said, Mapping):
-        return {str(key) if isinstance(key, date) else key: _without_dates(one) for key, one in said.items()}
-    if isinstance(said, list):
-        return [_without_dates(one) for one in said]
-    return str(said) if isinstance(said, date) else said
 
 
 def _value(name: str, written: Mapping[str, str], settings: Settings) -> str | None:

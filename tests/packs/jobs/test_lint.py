@@ -55,6 +55,41 @@ def test_any_file_is_linted_or_refused_in_one_line(tmp_path, text):
         assert "\n" not in str(error)
 
 
+SERVICE = "service:\n  replicas: 1\nresources:\n  ports: 8080\n{0}run: serve\n"
+OF_SERVICES = {  # lines of the refusals, with a part of each
+    "  memory: lots\n  accelerators: 'A100:x'\n": {6: "expected KIND or KIND:COUNT"},
+    "  memory: lots\n": {5: "expected a number above 0"},
+    "  image_id: 'docker:a'\nfile_mounts:\n  ~/a: s3://shelf/a\n": {5: "--provider skypilot", 7: "fetch s3://shelf/a"},
+    "  any_of: [{accelerators: L4, cpus: 8}]\nworkdir: ./no-such\n": {5: "move cpus from any_of", 6: "no-such"},
+    "  acelerators: L4\n": {3: "did you mean accelerators?"},
+    "  gpus: L4\n  accelerators: A100\n": {5: "exclude each other"},
+    "  gpus: L4\n  memory: 16384MB\n  ephemeral_storage: 200Gi\nenvs: {AT: 2026-03-14}\n": {},
+    "  any_of: [{gpus: L4, infra: aws}, {gpus: A10G}]\n": {},
+}
+
+
+@pytest.mark.parametrize("text", OF_SERVICES, ids=range(len(OF_SERVICES)))
+def test_refusals_of_a_service_come_at_once_with_their_lines(tmp_path, text):
+    path = tmp_path / "talk.yaml"
+    path.write_text(SERVICE.format(text))
+    found = {one.line: one.text for one in lint(path) if one.is_refused}
+    assert found.keys() == OF_SERVICES[text].keys(), found
+    assert all(OF_SERVICES[text][line] in said for line, said in found.items()), found
+
+
+def test_value_of_a_secret_is_not_in_a_finding(tmp_path):
+    (tmp_path / "job.yaml").write_text("run: x\nsecrets: {PIN: 0042}\nenvs: {A_KEY: 0043}\n")
+    found = [one.text for one in lint(tmp_path / "job.yaml")]
+    assert len(found) == 2 and not [one for one in found if "42" in one or "43" in one or "34" in one or "35" in one]
+
+
+def test_folder_without_a_file_is_a_refusal_with_its_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "job.yaml").write_text(f"run: x\nworkdir: {tmp_path}/empty\nfile_mounts:\n  ~/a: {tmp_path}/empty\n")
+    found = lint(tmp_path / "job.yaml")
+    assert [(one.line, one.text.partition(":")[0]) for one in found] == [(2, "workdir"), (4, "file_mounts")]
+
+
 def test_lines_to_fix_are_reported_and_other_files_are_refused(tmp_path):
     (tmp_path / "job.yaml").write_text("run: ray stop\n")
     (one,) = doctor.lint(str(tmp_path / "job.yaml"))

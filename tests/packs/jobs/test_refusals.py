@@ -33,14 +33,21 @@ REFUSED = {  # the lines of the refusals, with a pattern of each
         5: "cannot be the path",
         6: "exit with the state",
     },
-    BUCKET.format("r2://shelf/books", "MOUNT"): {2: r"rclone copy :s3:shelf/books ~/books"},
-    BUCKET.format("cos://us-east/books", "MOUNT_CACHED"): {2: "fetch cos://us-east/books in `setup`"},
+    BUCKET.format("r2://shelf/books", "MOUNT"): {2: "--provider skypilot, or .*fetch r2://shelf/books"},
+    BUCKET.format("cos://us-east/books", "MOUNT_CACHED"): {2: "--provider skypilot, or .*fetch cos://us-east/books in"},
     BUCKET.format("https://example.org/b.txt", "COPY"): {2: "curl .* -o ~/books https://example.org/b.txt"},
     BUCKET.format("/etc/hostname", "MOUNT"): {2: "write ~/books: /etc/hostname, which copies the files"},
     BUCKET.format("/etc/hostname", "MOUNT_CACHED"): {2: "write ~/books: /etc/hostname, which copies the files"},
     "file_mounts: {~/out: {name: shelf, mode: COPY}}\nrun: x\n": {1: "write mode: MOUNT_CACHED"},
     "resources: {accelerators: 'A100:1', disk_size: 300}\n": {1: r"inv pod.create --gpu A100:1 --disk-size 300"},
     "resources: {accelerators: {H100: 8}, use_spot: true}\n": {1: r"inv pod.create --gpu H100:8 --use-spot"},
+    "resources: {any_of: [{gpus: 'A100:2', memory: 16384MB}]}\n": {1: r"pod.create --gpu A100:2 --memory 16$"},
+    "resources: {infra: runpod/US, instance_type: a, cpus: 4+}\n": {
+        1: r"pod.create --instance-type a --cpus 4 --provider runpod --region US$"
+    },
+    "resources: {infra: '*', gpus: L4}\n": {1: r"pod.create --gpu L4$"},
+    "resources: {cpus: 4}\n": {1: "add the line `run: COMMAND`$"},
+    "workdir: /dev/shm/no\nrun: x\nname: -a\n": {1: "does not exist", 3: "not a valid name"},
     "resources:\n  infra: aws\nrun: x\n": {1: "--provider skypilot"},
     "name: a\nexecution: parallel\n---\nname: b\nrun: x\n---\nname: c\nrun: y\n": {2: "write serial.*b.yaml"},
     "slipway: {train: {phase: base, stepz: 3}}\n": {1: "did you mean steps"},
@@ -85,7 +92,7 @@ def test_lint_refuses_an_absolute_mount_only_where_launch_does(tmp_path, provide
 
 def test_advice_on_a_mount_leads_to_an_accepted_file(tmp_path):
     path = tmp_path / "job.yaml"
-    for source, mode in (("https://example.org/b.txt", "COPY"), ("r2://shelf/books", "MOUNT")):
+    for source, mode in (("https://example.org/b.txt", "COPY"), ("http://example.org/c", "MOUNT")):
         path.write_text(BUCKET.format(source, mode))
         (advice,) = launch_refusals(path).values()
         line = re.search(r"write into setup: (.*)$", advice)
