@@ -115,8 +115,8 @@ def plan(spec: ServeSpec, engine: RunEngine, journal: Journal, settings: Setting
     service = of_engine(engine).read(Path(spec.config), settings)
     rate = service.offer.micro_usd_per_hour * max(1, service.most)
     try:
-        usual = None if service.offer.is_own else MOST_USD
-        spend = limit_of(spec.spend_limit or usual) if spec.spend_limit or usual else None
+        said = spec.spend_limit or ("" if service.offer.is_own else str(MOST_USD))
+        spend = limit_of(said) if said else None
     except BadAmount as error:
         raise UsageError(f"--spend-limit: {error}") from None
     if spend and not spec.spend_limit:
