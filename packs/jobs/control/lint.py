@@ -5,7 +5,7 @@ SkyPilot's guides on distributed training and on Ray.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -72,11 +72,13 @@ def _collect_of_service(path: Path, document: YamlDocument, refused: Refusals) -
     with found.collecting():
         made = service.load(path)
         is_own = own_run.is_wanted(made, "", "", service.model_of(made))
-        for check in (
+        checks: list[Callable[[], object]] = [
             partial(placement.request_of, made, "lint"),
             partial(placement.refuse_unread, made, is_own),
-            *([partial(_check_sent, made)] if is_own else []),
-        ):
+        ]
+        if is_own:
+            checks.append(partial(_check_sent, made))
+        for check in checks:
             with found.collecting():
                 check()
     for one in found.found:
@@ -164,7 +166,9 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
             if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
                 is_hidden = section == "secrets" or is_secret(name)
                 reading = "a number or a truth value" if is_hidden else value
-                line = "the value in quotes" if is_hidden else f"'{as_written}'"
+                quoted = "the value in quotes" if is_hidden else f"'{as_written}'"
                 yield FileFinding(
-                    document.line(section, name), f"{section}: SkyPilot reads {name} as {reading}; write {line}", False
+                    document.line(section, name),
+                    f"{section}: SkyPilot reads {name} as {reading}; write {quoted}",
+                    False,
                 )
