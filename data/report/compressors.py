@@ -1,6 +1,7 @@
 """Compress held-out text with plain compressors: a baseline for a model's bits per byte."""
 
 import lzma
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ from data.shards.shards import read
 LARGEST_DICTIONARY = 64 << 20  # dictionary of xz -9
 
 
-def anchors(paths: Sequence[Path]) -> dict[str, float]:
+def anchors(paths: Sequence[Path], most_bytes: float = math.inf) -> dict[str, float]:
     """Return the bits per byte of `gzip -9` and `xz -9e` on the concatenated documents of text shards; {} without text.
 
-    Memory use does not grow with the text beyond xz's dictionary.
+    Memory use does not grow with the text beyond xz's dictionary. most_bytes: leave out the documents after this many
+    bytes of text; `compressed_bytes` of the result then has the number of bytes.
     """
     size = sum(Path(path).stat().st_size for path in paths)
     # A dictionary larger than the text would waste memory.
@@ -21,7 +23,10 @@ def anchors(paths: Sequence[Path]) -> dict[str, float]:
     squeezer = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": dictionary}
     gzip, xz = zlib.compressobj(9, wbits=31), lzma.LZMACompressor(filters=[squeezer])
     plain = gzip_bytes = xz_bytes = 0
+    is_cut = False
     for text in read([Path(path) for path in paths]):
+        if is_cut := plain >= most_bytes:
+            break
         raw = text.encode()
         plain += len(raw)
         gzip_bytes += len(gzip.compress(raw))
@@ -30,4 +35,5 @@ def anchors(paths: Sequence[Path]) -> dict[str, float]:
     xz_bytes += len(xz.flush())
     if not plain:
         return {}
-    return {"gzip": 8 * gzip_bytes / plain, "xz": 8 * xz_bytes / plain}
+    cut = {"compressed_bytes": plain} if is_cut else {}
+    return {"gzip": 8 * gzip_bytes / plain, "xz": 8 * xz_bytes / plain, **cut}

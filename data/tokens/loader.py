@@ -210,9 +210,9 @@ LOADERS: dict[str, type[Loader]] = {"windows": Windows, "best-fit": BestFit}
 
 
 def heldout(
-    paths: Sequence[Path], tokenizer_folder: Path, sequence_len: int, rows: int = 32
+    paths: Sequence[Path], tokenizer_folder: Path, sequence_len: int, rows: int = 32, most: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield batches that predict every held-out token exactly once.
+    """Yield batches that predict every held-out token, or the first `most`, exactly once.
 
     Yields (ids, targets, bytes): ids and targets are int64 (<= rows, sequence_len). Targets of -1 are ignored: special
     tokens, which have no text, and padding of the last row. `bytes` is the UTF-8 length of the text in the targets.
@@ -221,8 +221,9 @@ def heldout(
     tokenizer = load(tokenizer_folder)
     stream, widths = Stream(paths, tokenizer.sha256), tokenizer.token_bytes()
     span = rows * sequence_len
-    for start in range(0, stream.num_tokens - 1, span):
-        piece = stream.read(start, span + 1)
+    end = stream.num_tokens - 1 if most is None else min(most, stream.num_tokens - 1)
+    for start in range(0, end, span):
+        piece = stream.read(start, min(span, end - start) + 1)
         targets = np.where(widths[piece[1:]] > 0, piece[1:], -1)
         num_bytes = int(tokenizer.bytes_behind(piece[:-1], piece[1:]).sum())
         short = -len(targets) % sequence_len

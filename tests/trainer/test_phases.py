@@ -28,6 +28,7 @@ from trainer.config import CheckpointOptions
 from trainer.errors import OutOfMemory
 from trainer.model.decoder import Decoder
 from trainer.parallel import placement
+from trainer.phases import base
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES
 
@@ -49,6 +50,19 @@ def test_gpu_too_small_for_a_model_is_reported_with_numbers(world, monkeypatch, 
     assert main(["base", "--config", str(configured(world, "base", world.making(), tiny()))]) == OutOfMemory.exit_code
     said = capfd.readouterr().err
     assert "trainer base: the GPU's memory is full: base needs" in said and "a GPU with" in said
+
+
+@pytest.mark.parametrize(("most_tokens", "most_bytes"), [(None, None), (40, 100)])
+def test_large_held_out_text_is_evaluated_in_part(world, monkeypatch, most_tokens, most_bytes):
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    if most_tokens:
+        monkeypatch.setattr(base, "MOST_TOKENS", most_tokens)
+        monkeypatch.setattr(base, "MOST_BYTES", most_bytes)
+    assert main(["base", "--config", str(configured(world, "base", world.making(), tiny(steps=2)))]) == 0
+    about = json.loads((world.store / "base_checkpoints/tiny/ARTIFACT.json").read_text())["about"]
+    assert about["bits_per_byte"] > 0 and about["gzip"] > 0
+    assert about.get("evaluated_tokens") == most_tokens
+    assert ("compressed_bytes" in about) == bool(most_bytes)
 
 
 @pytest.mark.nightly

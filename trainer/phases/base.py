@@ -6,6 +6,7 @@ from typing import Any
 from data.config import StepContext
 from data.report.compressors import anchors
 from data.tokens.loader import LOADERS, Loader, heldout
+from data.tokens.stream import Stream
 from data.tokens.token_file import token_files
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import CheckpointOptions, PhaseConfig
@@ -15,6 +16,10 @@ from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.run import PhaseRun, phase_run
+
+# The first process evaluates alone while every GPU of the machine bills, so a large corpus is not evaluated whole.
+MOST_TOKENS = 80 << 19  # as nanochat
+MOST_BYTES = 64 << 20  # xz -9e compresses about 2 MB a second, and its dictionary has 64 MiB
 
 
 def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
@@ -35,13 +40,17 @@ def rows_of(phase: PhaseRun) -> "Rows":
 
 
 def measured(phase: PhaseRun, model: Decoder, final: Checkpoint) -> dict[str, Any]:
-    """Return the number of trained tokens, and bits per byte if the artifact has held-out documents."""
+    """Return the number of trained tokens, and bits per byte if the artifact has held-out documents.
+
+    `evaluated_tokens` and `compressed_bytes` are present only if MOST_TOKENS or MOST_BYTES has cut the documents.
+    """
     config = phase.config
     about: dict[str, Any] = {"tokens": final.step * config.rows * config.sequence_len}
     if val := token_files(phase.input("tokens"), "val"):
-        text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
+        text_of = heldout(val, phase.tokenizer_folder, config.sequence_len, most=MOST_TOKENS)
         about |= bits_per_byte(model, text_of, phase.tokenizer.separator if config.document_masks else None)
-        about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")))
+        about |= {"evaluated_tokens": MOST_TOKENS} if Stream(val).num_tokens > MOST_TOKENS else {}
+        about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")), MOST_BYTES)
     return about
 
 

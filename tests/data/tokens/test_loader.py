@@ -382,3 +382,18 @@ def test_anchors_of_compressors_are_bits_per_byte_of_the_documents(text, tmp_pat
     writer.finish("test", {})
     assert anchors(shard_paths(tmp_path))["gzip"] < 0.1
     assert anchors([]) == {}
+
+
+@pytest.mark.process
+def test_evaluation_and_compressors_stop_at_a_limit(text, tokenizer_folder, token_folder):
+    whole, cut = (
+        np.concatenate(
+            [targets.ravel() for _, targets, _ in heldout(bins(token_folder, "val"), tokenizer_folder, 64, 8, most)]
+        )
+        for most in (None, 1000)
+    )
+    assert cut[:1000].tolist() == whole[:1000].tolist() and (cut[1000:] == -1).all() and len(cut) == 1024
+    paths, lengths = shard_paths(text, "val"), [len(one.encode()) for one in read(shard_paths(text, "val"))]
+    few = anchors(paths, lengths[0] + 1)
+    assert few["compressed_bytes"] == lengths[0] + lengths[1] and few["gzip"] > anchors(paths)["gzip"]
+    assert anchors(paths, sum(lengths)) == anchors(paths)
