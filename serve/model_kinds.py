@@ -1,6 +1,6 @@
 """Model kinds that only some engines support, recognized by entries of config.json.
 
-`kind_of` maps a model folder to a `ModelKind`, or to None if every engine supports the model. Packs declare kinds under
+`kind_of` maps a model to a `ModelKind`, or to None if every engine supports the model. Packs declare kinds under
 `served_models`.
 """
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from serve.engine import models
 from store import packs
 from store.artifacts import model_files
+from store.manifest import StoreError
 
 KIND = "served_models"
 
@@ -26,14 +28,19 @@ class ModelKind:
     """Supported engines, the default first."""
 
 
+# The model_type in config.json of every shape without a class in transformers.
+OWN_TYPE = "slipway"
+OWN_SHAPE = ModelKind(about="has a shape of Slipway's own, which only --engine torch supports", engines=("torch",))
+
+
 def kind_of(source: str) -> ModelKind | None:
-    """Return the kind of the model in a folder, or None for other models, remote models and unreadable configs.
+    """Return the kind of the model in a folder or at an address, or None for other models and unreadable configs.
 
     Raises UsageError if the pack of the kind is missing.
     """
     try:
-        config = {} if "://" in source else model_files.load(Path(source))
-    except (OSError, ValueError):
+        config = models.remote_config(source)[0] if "://" in source else model_files.load(Path(source))
+    except (OSError, ValueError, UsageError, StoreError):
         return None  # the model's reader reports the error
     known = packs.entries(KIND)
     for word in _words(config):
@@ -42,7 +49,7 @@ def kind_of(source: str) -> ModelKind | None:
         if word in known:
             found: ModelKind = packs.load(known[word])
             return found
-    return None
+    return OWN_SHAPE if config.get("model_type") == OWN_TYPE else None
 
 
 def _words(config: Mapping[str, Any]) -> Iterator[str]:

