@@ -435,6 +435,8 @@ class Profile:
     phases: dict[str, PhaseConfig]
     keeping: CheckpointOptions = CheckpointOptions()
     machine: RecipeMachine = RecipeMachine()
+    source: str = ""
+    """Text for a user who names no source; "" = the default of the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,11 @@ import functools
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from data.config import ConfigError, load
+from data.config import ConfigError, TextSpec, load
 from infra.agent import host
 from infra.agent.environments import environment
 from infra.agent.execution.utilization import SHORTEST_S, OtherLoad
@@ -33,7 +34,15 @@ from infra.units import size
 from trainer import memory
 from trainer.config import ImportSpec, PhaseConfig, load_phase
 from trainer.fingerprints import VERSIONS, digest
-from trainer.plan.estimates import PHASE_START_S, constant_s, operations, shape
+from trainer.plan.estimates import (
+    PHASE_START_S,
+    constant_s,
+    known_text_bytes,
+    operations,
+    passes_over,
+    shape,
+    tokens_of_step,
+)
 from trainer.plan.phase_needs import needs_of
 
 # Seconds of overhead around the steps: on this machine; on other own machines; to build environments; with a full
@@ -44,6 +53,8 @@ HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
 CORE_FLOPS_PER_S, PLAIN_CORE_FLOPS_PER_S = 0.9e11, 0.35e11
 LOAD_S = 1.5 * SHORTEST_S  # sampling time for the load of this machine
 LOAD_HOLDS_S = 20.0
+MOST_PASSES = 4  # Muennighoff et al., arXiv 2305.16264
+LONG_TOKENS = 1e9  # tokens of a phase below which a repeated text costs little money
 
 
 def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None = None) -> Plan:
@@ -86,7 +97,17 @@ def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Set
 
 def works_of(job: Job, target: str, machine: str) -> tuple[StepWork, ...]:
     """Return the work of all steps of a job, with the facts for a time estimate."""
-    return tuple(_work_of(step, target, machine) for step in job.steps)
+    text_bytes = sum(map(_text_bytes, job.steps))
+    return tuple(_work_of(step, target, machine, text_bytes) for step in job.steps)
+
+
+def _text_bytes(step: Step) -> int:
+    """Return the bytes of text that a step makes; 0 for another step, or if the size is unknown before the run."""
+    if step.words[-2:] != ("data", "text"):
+        return 0
+    with suppress(ConfigError):  # the journal may hold a job in an older settings format
+        return known_text_bytes(load(TextSpec, step.config["spec"], step.name))
+    return 0
 
 
 def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
@@ -104,7 +125,7 @@ def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
     )
 
 
-def _work_of(step: Step, target: str, machine: str) -> StepWork:
+def _work_of(step: Step, target: str, machine: str, text_bytes: int) -> StepWork:
     making = step.config.get("making")
     if not making:  # a user job: the same command counts as the same work
         return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name)
@@ -122,7 +143,7 @@ def _work_of(step: Step, target: str, machine: str) -> StepWork:
         kind=_kind(step.words[-1]),
         machine=machine,
         shape=digest([making.get("spec"), read]),
-        guess_s=constant_s(step.words, params),
+        guess_s=constant_s(step.words, params, text_bytes),
     )
 
 
@@ -214,6 +235,22 @@ def _others(held_for: int) -> float:
 def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
     """Return the configurations of the training steps."""
     return [load_phase(step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together]
+
+
+def repeated_text(source: str, plan: Plan) -> tuple[str, ...]:
+    """Return a warning for each long phase of a plan that reads the same text more than MOST_PASSES times."""
+    due = phases_of(plan.job.steps) if plan.job else []
+    found = {
+        one.phase: passes_over(TextSpec(source=source), one)
+        for one in due
+        if one.steps * tokens_of_step(one) > LONG_TOKENS
+    }
+    return tuple(
+        f"{phase} reads the text about {passes:.0f} times; after {MOST_PASSES} times, a model learns little from the "
+        "same text. To name more text: --source fineweb"
+        for phase, passes in found.items()
+        if passes > MOST_PASSES
+    )
 
 
 def memory_shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:

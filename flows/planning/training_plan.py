@@ -88,14 +88,15 @@ class PlannedWork:
         """Return the work in the format of the planner. Raise UsageError for invalid values."""
         spec = self.spec
         use_phases(spec.phase, settings)
-        use_source(settings.source, settings)
+        source = source_of(settings)
+        use_source(source, settings)
         phases = planning.parse_phases(spec.phase)
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.TrainingRequest(
             phases=phases,
             profile=settings.profile,
             tag=check_name(spec.tag) if spec.tag else "",
-            source=settings.source,
+            source=source,
             packages=tuple(filter(None, spec.packages.split(","))),
             rows={name: getattr(spec, name) for name in planning.ROWS},
             persona=planning.load_persona(Path(spec.persona) if spec.persona else ROOT / "data" / "persona.yaml"),
@@ -122,6 +123,13 @@ class PlannedWork:
             keeping={name: value for name, value in keeping.items() if value is not None},
             changes=phase_changes(spec.added, settings, self.init),
         )
+
+
+def source_of(settings: Settings) -> str:
+    """Return the source of the text: the named source, else the source of the profile, else the default."""
+    if settings.sources["source"] != "default":
+        return settings.source
+    return planning.profile_named(settings.profile, ()).source or settings.source
 
 
 def init_named(spec: WorkSpec, settings: Settings) -> str:
@@ -176,7 +184,12 @@ def plan_for(
     )
     plan = replace(
         estimates.of_plan(plan, settings, vendor, offer),
-        notes=(*plan.notes, *text_notes(plan, settings, there, work.spec.text_unit), *store_notes(there)),
+        notes=(
+            *plan.notes,
+            *text_notes(plan, settings, there, work.spec.text_unit),
+            *estimates.repeated_text(wanted.source, plan),
+            *store_notes(there),
+        ),
     )
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
@@ -280,10 +293,9 @@ def refuse_local_inputs(steps: tuple[Step, ...]) -> None:
 def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     """Return the name of the text artifact in the store, and the steps to make a missing text artifact."""
     persona = planning.load_persona(ROOT / "data" / "persona.yaml")
-    use_source(settings.source, settings)
-    wanted = planning.TrainingRequest(
-        phases=("text",), profile=settings.profile, source=settings.source, persona=persona
-    )
+    source = source_of(settings)
+    use_source(source, settings)
+    wanted = planning.TrainingRequest(phases=("text",), profile=settings.profile, source=source, persona=persona)
     name = planning.recipe(wanted)["text"].artifact
     found = Store(settings.store).check(name)
     if not found.problem:
@@ -356,14 +368,15 @@ def text_notes(plan: Plan, settings: Settings, there: Inventory, unit: str) -> t
 
     unit: the typed `--text-unit`.
     """
-    text = next(
-        (one for one in plan.artifacts if one.name == f"datasets/{planning.source_slug(settings.source)}/text"), None
-    )
+    source = source_of(settings)
+    text = next((one for one in plan.artifacts if one.name == f"datasets/{planning.source_slug(source)}/text"), None)
     if text is None:
         return ()
     if settings.sources["source"] != "default":
         said = text_unit(settings.source, unit)[1] if text.step else ""
         return (f"text: {said}",) if said else ()
+    if source != settings.source:
+        return (f"no source was named, so the text is {source}, as in the recipe {settings.profile}",)
     where = " (text already in the store)" if "datasets/fineweb/text" in there.artifacts else ""
     return (
         f"no source was named, so the text is {settings.source}: Python's own documentation. For FineWeb{where}: "

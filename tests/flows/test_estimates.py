@@ -153,3 +153,37 @@ def test_an_estimate_covers_all_steps_or_no_step():
     assert machine_with("H100", 8, 2).name == "2 nodes of 8 x H100"
     assert machine_with("H100", 8, 2).flops_per_s == 16 * machine_with("H100", 1).flops_per_s
     assert machine_with("", 1).flops_per_s is None
+
+
+def with_source(settings: Settings, source: str) -> Settings:
+    typed = {**settings.sources, "source": "--source"}
+    return replace(settings, source=source, sources=typed) if source else settings
+
+
+@pytest.mark.parametrize(
+    ("source", "seconds"),
+    [
+        ("", {"text": 3, "tokenizer": 2, "tokens": 3}),
+        ("hf://somebody/data", {"text": 3, "tokenizer": 2, "tokens": 3}),
+        ("hf://somebody/data:train[:4000000]", {"text": 3 + 198, "tokenizer": 2 + 225, "tokens": 3 + 330}),
+    ],
+)
+def test_a_plan_counts_the_time_of_a_text_of_known_size(settings, source, seconds):
+    plan = planned(with_source(rehearsed(settings), source), None, profile="tiny", phase="base")
+    found = {one.step: one.guess_s for one in plan.works if one.step in seconds}
+    assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("profile", "source", "passes"),
+    [
+        ("d20", "", "base reads the text about 120 times"),
+        ("d20", "fineweb", ""),
+        ("m3_medium", "", ""),
+        ("tiny", "", ""),
+    ],
+)
+def test_a_plan_warns_of_a_long_training_on_little_text(settings, profile, source, passes):
+    plan = planned(with_source(rehearsed(settings), source), None, profile=profile, phase="base")
+    found = [one for one in plan.notes if " reads the text about " in one]
+    assert [one.partition(";")[0] for one in found] == [passes] * bool(passes)

@@ -70,6 +70,7 @@ def test_a_plan_without_steps_needs_no_disk():
         ([TextSpec(source="fineweb", take=1_000_000)], 5),
         ([TextSpec(source="fineweb", config="another")], 10),
         ([TextSpec(source="hf://somebody/data")], 10),
+        ([TextSpec(source="hf://somebody/data:train[:4000000]")], 20),
     ],
 )
 def test_data_size_is_estimated_by_source(specs, gb):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from data import references
 from data.config import ConfigError, TextSpec, TokenizerSpec, TokensSpec, form_of, source_files
 from infra.records import Request
 from trainer import memory
@@ -62,6 +63,8 @@ DATA_STEP_S = {
     "problems": 1.0,
     "talk": 5.0,
 }
+# Bytes of text per second beyond PYDOCS_BYTES: a disk of 100 MB/s, and two cores of `python -m bench.tokenizer`.
+DATA_BYTES_PER_S = {"text": 1e8, "tokenizer": 8e6, "tokens": 6e7}
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch import; then reading and writing, without network time
 PHASE_START_S = 4.0  # torch import, loading the inputs, the first compiled step
 FLOAT8_GAIN = 1.29  # speed of a float8 training relative to bfloat16, measured with 1B parameters on an H200
@@ -70,12 +73,16 @@ CHAT_TOKENS, TURN_TOKENS = 64, 34  # tokens of a usual padded conversation; of a
 TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 
 
-def constant_s(words: Sequence[str], params: int = 0) -> float:
+def constant_s(words: Sequence[str], params: int = 0, text_bytes: int = 0) -> float:
     """Return the seconds of a step without training; the last word of `words` is the step's program.
 
-    params: number of parameters of the imported model.
+    params: number of parameters of the imported model. text_bytes: size of the text of the plan; 0 = unknown.
     """
-    return DATA_STEP_S.get(words[-1]) or IMPORT_STEP_S + params / IMPORT_PARAMS_PER_S
+    if words[-1] not in DATA_STEP_S:
+        return IMPORT_STEP_S + params / IMPORT_PARAMS_PER_S
+    read = min(text_bytes, TokenizerSpec.max_chars) if words[-1] == "tokenizer" else text_bytes
+    more_s = max(0, read - PYDOCS_BYTES) / DATA_BYTES_PER_S.get(words[-1], math.inf)
+    return DATA_STEP_S[words[-1]] + more_s
 
 
 def operations(config: PhaseConfig) -> float:
@@ -135,6 +142,12 @@ NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes instead of t
 IMPORT_COPIES = 2  # float32 copies: the download and the converted model
 
 
+def passes_over(text: TextSpec, phase: PhaseConfig) -> float:
+    """Return how many times a phase reads the text; 0 if the size of the text is unknown before the run."""
+    tokens = known_text_bytes(text) * (1 - text.val_ratio) / TOKEN_CHARS
+    return phase.steps * tokens_of_step(phase) / tokens if phase.reads_text and tokens else 0.0
+
+
 def written_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
     """Return the bytes written by steps with these specs.
 
@@ -152,18 +165,26 @@ def written_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
 def _text_bytes(spec: TextSpec) -> int:
     """Return the estimated bytes of text shards; UNKNOWN_BYTES if the size is unknown before the run.
 
-    The size is unknown for a mixture or a remote data set other than fineweb, unless `take` limits the documents.
+    The size is unknown for a mixture or a remote data set other than fineweb, unless `take` or a split such as
+    `train[:1000]` limits the documents.
     """
+    return known_text_bytes(spec) or UNKNOWN_BYTES
+
+
+def known_text_bytes(spec: TextSpec) -> int:
+    """Return the estimated bytes of text shards; 0 if the size is unknown before the run."""
     if spec.take:
         return spec.take * DOCUMENT_BYTES
     if spec.source == "fineweb":
-        return FINEWEB_BYTES.get(spec.config, UNKNOWN_BYTES)
+        return FINEWEB_BYTES.get(spec.config, 0)
     if spec.source == "pydocs":
         return PYDOCS_BYTES
     try:
+        if rows := references.parse(spec.source).first_rows:
+            return rows * DOCUMENT_BYTES
         files = source_files(spec.source)
     except (ConfigError, OSError, ValueError):
-        return UNKNOWN_BYTES
+        return 0
     forms = [(one, form_of(one.name)) for one in files]
     return sum(one.stat().st_size * (UNPACKED if packed or form == ".parquet" else 1) for one, (form, packed) in forms)
 

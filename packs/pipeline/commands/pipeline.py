@@ -211,7 +211,8 @@ def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
 
 def training(settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool) -> dict[str, Any]:
     """Train or reuse the model and return the model's metadata. `digest` is the tokenizer's SHA-256."""
-    ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
+    sources = {**settings.sources, "source": "--input"}  # so that no recipe names other text
+    ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store), sources=sources)
     given = {"text": adopt.publish_text(space), "tokenizer": adopt.publish_tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")

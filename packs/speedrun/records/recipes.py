@@ -23,6 +23,9 @@ from trainer.records.model_config import ModelConfig, NanochatParts
 Profiles = Mapping[str, Callable[[], Profile]]
 
 REFERENCE_TOKENS = 2**19  # tokens of a step of d12, for which the rates are tuned
+# Text of nanochat's speedrun, in shuffled order, so the first documents are a sample. The number of tokens is assumed
+# low, so that a training reads no document twice.
+SOURCE, TOKENS_PER_DOCUMENT = "hf://karpathy/climbmix-400b-shuffle", 500
 MUON = MuonConfig(
     momentum=0.97,
     first_momentum=0.85,
@@ -102,8 +105,13 @@ def sized(name: str, depth: int, tokens_per_param: float, micro_rows: int) -> Pr
         sequence_len=2048,
         packing="best-fit",
     )
+    documents = math.ceil(base.steps * batch_tokens / TOKENS_PER_DOCUMENT / 10**6) * 10**6
     return Profile(
-        name=name, vocab_size=model.vocab_size, phases=street(base), keeping=CheckpointOptions(save_every=250)
+        name=name,
+        vocab_size=model.vocab_size,
+        phases=street(base),
+        keeping=CheckpointOptions(save_every=250),
+        source=f"{SOURCE}:train[:{documents}]",
     )
 
 

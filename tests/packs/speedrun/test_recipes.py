@@ -5,8 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flows.planning.training_plan import PlannedWork
+from flows.specs.work import WorkSpec
+from infra.settings import Settings
+from tests.world import ROOT
 from trainer.model.decoder import Decoder, initialise
 from trainer.optim import Optimizer
+from trainer.plan import recipe
+from trainer.plan.estimates import passes_over
 from trainer.recipes import PROFILES
 
 
@@ -49,3 +55,22 @@ def test_first_steps_of_d4_lower_the_loss_with_the_rates_of_every_part():
         optimizer.step(1.0)
         losses.append(loss.item())
     assert losses[0] == pytest.approx(8.3, abs=0.1) and losses[-1] < 2
+
+
+@pytest.mark.parametrize(
+    ("profile", "typed", "source"),
+    [
+        ("speedrun", "", "hf://karpathy/climbmix-400b-shuffle:train[:12000000]"),
+        ("speedrun_d12", "", "hf://karpathy/climbmix-400b-shuffle:train[:3000000]"),
+        ("speedrun", "pydocs", "pydocs"),
+        ("speedrun_d4", "", "pydocs"),
+        ("smoke", "", "pydocs"),
+    ],
+)
+def test_recipe_names_its_text_unless_the_user_does(tmp_path, profile, typed, source):
+    environ = {"SLIPWAY_STORE": str(tmp_path / "store"), "SLIPWAY_STATE_FILE": str(tmp_path / "journal.db")}
+    settings = Settings.load(ROOT, {"profile": profile, "source": typed}, environ={**environ, "HOME": str(tmp_path)})
+    wanted = PlannedWork.from_spec(WorkSpec(phase="base"), settings).training_request(settings)
+    assert wanted.source == source
+    text, base = (recipe(wanted)[step].spec for step in ("text", "base"))
+    assert profile == "speedrun" and typed or passes_over(text, base) < 1
