@@ -68,7 +68,7 @@ def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) ->
             batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
             accumulate(model, batch, config.micro_rows, batch["targets"].size, CrossEntropy())
             optimizer.clip()
-            optimizer.step(learning_rate_scale(config.schedule, step, config.steps))
+            optimizer.step(learning_rate_scale(config.schedule, step, config.steps), step / config.steps)
             spent.append(time.process_time() - began)
     return model, spent
 

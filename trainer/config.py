@@ -44,6 +44,9 @@ class MuonConfig:
     """NorMuon: decay rate of the mean square of each row, by which the row is divided (arXiv 2510.05491); 0 = off."""
     cautious: bool = False
     """Decay only the weights that the update also makes smaller (arXiv 2510.12402)."""
+    decay_to_zero: bool = newer(False)
+    """nanochat: the decay falls to 0 over the steps as a cosine, and tall matrices decay faster, as they learn
+    faster."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "momentum_steps", 0)
@@ -77,12 +80,15 @@ class OptimizerConfig:
     """Learning rate of value embeddings (`model.nanochat`); None = `lr`."""
     scale_lr: float | None = newer(None)
     """Learning rate of the shares of the embedding in the layers (`model.nanochat`); residual scales learn at a
-    hundredth, and smear and backout at two fifths. None = `lr` for all of these."""
+    hundredth. None = `lr`."""
+    smear_lr: float | None = newer(None)
+    """Learning rate of smear and backout (`model.nanochat`); None = two fifths of `scale_lr`, or else `lr`."""
     z_loss: float = 0.0
     """Coefficient of the z-loss: z_loss * ln(sum of exp(logits))**2 per token, excluded from the reported loss."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, "lr embed_lr head_lr muon_lr value_lr scale_lr weight_decay muon_decay grad_clip z_loss", 0)
+        check_bounds(self, "lr embed_lr head_lr muon_lr value_lr scale_lr smear_lr", 0)
+        check_bounds(self, "weight_decay muon_decay grad_clip z_loss", 0)
         check_bounds(self, "eps", 0, above=True)
         if not all(0 <= one < 1 for one in self.betas):
             raise ConfigError(f"betas are {self.betas}; each must lie in [0, 1)")

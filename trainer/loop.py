@@ -215,7 +215,7 @@ class Training:
 
         Skip the update for a non-finite loss or gradient norm. Raises NonFinite after over MAX_SKIPPED skips in a row.
         """
-        scale = learning_rate_scale(self.schedule, self.step, self.steps)
+        scale, progress = learning_rate_scale(self.schedule, self.step, self.steps), self.step / self.steps
         self.objective.set_step(self.step, self.steps)
         batch, waited_s = batches.next_batch()
         self.optimizer.zero_grad()
@@ -246,7 +246,7 @@ class Training:
         self.step += 1
         self._set_steps(int(new_steps), metrics)
         if math.isfinite(loss) and math.isfinite(norm):
-            self.optimizer.step(scale)
+            self.optimizer.step(scale, progress)
             self.skipped = 0
             figures = {**others, **self.source.metrics()}
             self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale, **figures}

@@ -136,13 +136,16 @@ class Optimizer:
         return norm
 
     @torch.no_grad()
-    def step(self, scale: float) -> None:
-        """Update the parameters with `scale` times the peak learning rates. Raises PeerLost."""
+    def step(self, scale: float, progress: float = 0.0) -> None:
+        """Update the parameters with `scale` times the peak learning rates. Raises PeerLost.
+
+        progress: share of the steps before this update, for a decay that falls over the steps.
+        """
         self.updates += 1
         for group in self.adamw:
             self._adamw(group, group.lr * scale)
         for group in self.muon:
-            self._muon(group, group.lr * scale, self._momentum(scale))
+            self._muon(group, group.lr * scale, self._momentum(scale), progress)
         self.sharding.all_gather_updates()
 
     def _adamw(self, group: Group, lr: float) -> None:
@@ -174,7 +177,7 @@ class Optimizer:
             return muon.first_momentum + share * (muon.momentum - muon.first_momentum)
         return muon.last_momentum + min(scale, 1.0) * (muon.momentum - muon.last_momentum)
 
-    def _muon(self, group: Group, lr: float, momentum: float) -> None:
+    def _muon(self, group: Group, lr: float, momentum: float, progress: float) -> None:
         """Update by Muon, orthogonalizing matrices of equal shape as one stack.
 
         The iteration runs in the dtype of activations, because the result is approximate anyway.
@@ -190,12 +193,15 @@ class Optimizer:
             updates = self.sharding.scatter_matrices(made, len(stack), stack.shape[1]).float()
         if self.variant.neurons:
             updates = self._equal_neurons(updates, group.state["neurons"])
+        decay, faster = lr * group.decay, max(1, rows / columns) ** 0.5
+        if self.variant.decay_to_zero:
+            decay *= faster * 0.5 * (1 + math.cos(math.pi * progress))
         if self.variant.cautious:
             for one, update in zip(parameters, updates, strict=True):
-                one.sub_(one * (one * update >= 0), alpha=lr * group.decay)
+                one.sub_(one * (one * update >= 0), alpha=decay)
         else:
-            torch._foreach_mul_(parameters, 1 - lr * group.decay)
-        torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)
+            torch._foreach_mul_(parameters, 1 - decay)
+        torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * faster)
 
     def _equal_neurons(self, updates: Tensor, squares: list[Tensor]) -> Tensor:
         """Divide each row of updates (N, rows, columns) by its root mean square over the steps; keep the norms.

@@ -113,6 +113,22 @@ def test_only_matrices_decay_and_state_round_trips(muon_lr):
     assert all(torch.equal(value, state[key]) for key, value in fresh.tensors().items())
 
 
+@pytest.mark.parametrize(("progress", "left"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)])
+@pytest.mark.parametrize("cautious", [False, True])
+def test_decay_of_muon_falls_to_zero_and_follows_the_rate_of_tall_matrices(progress, left, cautious):
+    model = tiny_model()
+    muon = MuonConfig(decay_to_zero=True, cautious=cautious)
+    optimizer = Optimizer(model, OptimizerConfig(lr=0.01, muon_lr=0.02, weight_decay=0.5, muon=muon))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(1.0, progress)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and ".layers." in name:
+            faster = max(1, parameter.shape[0] / parameter.shape[1]) ** 0.5
+            assert torch.allclose(parameter, before[name] * (1 - 0.5 * 0.02 * left * faster), atol=1e-7), name
+
+
 def test_adamw_equals_pytorch():
     ours, theirs, config = tiny_model(), tiny_model(), OptimizerConfig(lr=0.01, weight_decay=0.5)
     optimizer = Optimizer(ours, config)

@@ -171,9 +171,8 @@ def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 
 def scale_rates(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
     """Return an optimizer with all rates multiplied by `share`."""
-    rates = {
-        name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr", "value_lr", "scale_lr")
-    }
+    names = "lr embed_lr head_lr muon_lr value_lr scale_lr smear_lr".split()
+    rates = {name: getattr(optimizer, name) for name in names}
     return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})
 
 

@@ -36,6 +36,7 @@ MUON = MuonConfig(
     full_norm=True,
     neurons=0.9,
     cautious=True,
+    decay_to_zero=True,
 )
 
 
@@ -78,6 +79,7 @@ def optimizer(width: int, faster: float = 1.0, decay: float = 0.0) -> OptimizerC
         value_lr=0.15 * faster * narrow,
         head_lr=0.008 * faster * narrow,
         scale_lr=0.5 * faster,
+        smear_lr=0.2,
         muon_lr=0.02 * faster,
         muon=MUON,
         betas=(0.8, 0.96),

@@ -16,12 +16,11 @@ MOST_GATE = 0.02  # gates begin slightly above neutral
 SHARPNESS = 1.2  # gain of queries and of keys
 EMBEDDING, HEAD = 0.8, 0.001  # standard deviations
 UP = 0.4  # of the usual standard deviation
+SMEAR = ("model.smear_gate.weight", "model.smear_scale", "model.backout_scale")
 SHARES = {  # of `OptimizerConfig.scale_lr`
     "model.embed_scales": 1.0,
     "model.residual_scales": 0.01,
-    "model.smear_gate.weight": 0.4,
-    "model.smear_scale": 0.4,
-    "model.backout_scale": 0.4,
+    **dict.fromkeys(SMEAR, 0.4),
 }
 
 
@@ -41,6 +40,8 @@ class NanochatHooks(ModelHooks):
                 found[name] = config.value_lr
             if config.scale_lr is not None and (share := SHARES.get(name)):
                 found[name] = share * config.scale_lr
+            if config.smear_lr is not None and name in SMEAR:
+                found[name] = config.smear_lr
         return found
 
     @torch.no_grad()

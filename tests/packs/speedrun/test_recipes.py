@@ -37,6 +37,19 @@ def test_profile_has_the_size_and_the_length_of_nanochat(
     assert base.steps * tokens_of_a_step / model.num_matrix_params == pytest.approx(tokens_per_param, rel=1e-2)
 
 
+def test_operations_count_the_tokens_in_the_windows():
+    model = PROFILES["speedrun"]().phases["base"].model  # nanochat's `estimate_flops` has the same number
+    assert model.flops_per_token(2048) == pytest.approx(4.775e9, rel=1e-3)
+    assert model.flops_per_token(256) == replace(model, nanochat=None).flops_per_token(256)
+
+
+@pytest.mark.parametrize(("name", "share"), [("speedrun", 1.0), ("speedrun_d12", 1.0), ("speedrun_d4", 1.0)])
+def test_smear_and_backout_learn_at_a_rate_without_a_batch(name, share):
+    profile = PROFILES[name]()
+    assert profile.phases["base"].optimizer.smear_lr == 0.2 * share
+    assert profile.phases["sft"].optimizer.smear_lr < 0.2
+
+
 def test_first_steps_of_d4_lower_the_loss_with_the_rates_of_every_part():
     base = replace(PROFILES["speedrun_d4"]().phases["base"], dtype="float32")
     small = replace(base.model, hidden_size=128, num_attention_heads=1, num_key_value_heads=1, intermediate_size=512)
