@@ -156,6 +156,10 @@ class ModelFeature:
         """Return lines for a plan. phases: configurations of the due phases; init: the `ImportSpec`, or None."""
         return ()
 
+    def attended(self, config: "ModelConfig", layer: int, length: int) -> int:
+        """Return the number of tokens that a token of a row of this length reads in a layer."""
+        return length
+
     def saved_values_per_token(self, config: "ModelConfig") -> int:
         """Return the number of additional values per token that a block keeps for the backward pass."""
         return 0
@@ -314,5 +318,8 @@ class ModelConfig:
 
         The FLOPs are 6 per matrix parameter, plus attention with no discount for the causal half.
         """
-        attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * sequence_len
-        return 6.0 * self.num_matrix_params + attention
+        features, read = self.features, self.num_hidden_layers * sequence_len
+        if features:
+            layers = range(self.num_hidden_layers)
+            read = sum(min(one.attended(self, layer, sequence_len) for one in features) for layer in layers)
+        return 6.0 * self.num_matrix_params + 12 * self.num_attention_heads * self.head_dim * read

@@ -93,6 +93,9 @@ class NanochatFeature(ModelFeature):
     def gguf_problem(self, config: ModelConfig, kind: str) -> str:
         return f"llama.cpp does not support {', '.join(self.unsupported_parts(config))}"
 
+    def attended(self, config: ModelConfig, layer: int, length: int) -> int:
+        return min(parts_of(config).window, length) if is_windowed(config, layer) else length
+
     def saved_values_per_token(self, config: ModelConfig) -> int:
         """Return the number of values per token that the backward pass keeps beside a block: inputs of products."""
         parts, values = parts_of(config), config.num_key_value_heads * config.head_dim
