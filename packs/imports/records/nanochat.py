@@ -17,8 +17,11 @@ from store import untrusted_input
 from trainer.records.model_config import ModelConfig, NanochatParts
 from trainer.records.model_formats import ModelFormat
 
-SIZES = ("sequence_len", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd")
-MOST = 1 << 24
+SIZES = {  # limits well above any real model: the planner computes the shape of each layer
+    **dict.fromkeys(("sequence_len", "vocab_size"), 1 << 24),
+    **dict.fromkeys(("n_layer", "n_head", "n_kv_head"), 1 << 12),
+    "n_embd": 1 << 18,
+}
 SOFTCAP = 15.0
 LONGEST = 1000  # letters of a pattern of windows
 VALUE_CHANNELS, SMEAR_CHANNELS = 12, 24
@@ -45,8 +48,8 @@ def model_of(folder: Path, file: str) -> ModelConfig:
             f"{path}: model_config is {untrusted_input.printable_line(said)}; expected whole numbers for "
             f"{', '.join(SIZES)}"
         )
-    if odd := [name for name in SIZES if not 1 <= said[name] <= MOST]:
-        raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; expected a whole number from 1 to {MOST}")
+    if odd := [name for name in SIZES if not 1 <= said[name] <= SIZES[name]]:
+        raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; expected a whole number from 1 to {SIZES[odd[0]]}")
     parts = _parts(path, said)
     if said["n_embd"] % said["n_head"]:
         raise ConfigError(f"{path}: {said['n_head']} heads do not divide n_embd {said['n_embd']}")

@@ -171,6 +171,8 @@ def test_pickle_that_would_run_code_is_refused_and_runs_no_code(world, inputs, m
     [
         (None, "nanochat writes this file beside model_000001.pt"),
         ({"model_config": {"n_layer": 2}}, "expected whole numbers for sequence_len"),
+        ({"model_config": {"n_layer": 1 << 24}}, "n_layer is 16777216; expected a whole number from 1 to 4096"),
+        ({"model_config": {"n_embd": 1 << 19}}, "n_embd is 524288; expected a whole number from 1 to 262144"),
         ({"model_config": {"window_pattern": "SSSX"}}, "expected the letters S and L"),
         ({"model_config": {"bigram_rows": 4}}, "'bigram_rows': this version of nanochat is not supported"),
     ],
@@ -178,9 +180,9 @@ def test_pickle_that_would_run_code_is_refused_and_runs_no_code(world, inputs, m
 def test_folder_of_a_different_nanochat_version_is_refused_before_planning(tmp_path, meta, words):
     (tmp_path / "model_000001.pt").touch()
     if meta is not None:
-        if "n_layer" not in meta["model_config"]:
-            meta["model_config"] |= dict.fromkeys(("sequence_len", "vocab_size", "n_layer", "n_head", "n_embd"), 8)
-            meta["model_config"]["n_kv_head"] = 8
+        if meta["model_config"] != {"n_layer": 2}:
+            sizes = dict.fromkeys(("sequence_len", "vocab_size", "n_layer", "n_head", "n_embd", "n_kv_head"), 8)
+            meta = {"model_config": sizes | meta["model_config"]}
         (tmp_path / "meta_000001.json").write_text(json.dumps(meta))
     with pytest.raises(UsageError, match=words):
         init_model.resolve_import(str(tmp_path), Settings.load(ROOT))
