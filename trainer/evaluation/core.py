@@ -159,7 +159,8 @@ def score_questions(task: CoreTask, some: Sequence[Mapping[str, Any]], model: De
     for number in range(len(some)):
         texts = prompts(task, some, number)
         of_each.append(scored_rows(task.kind, [[*words.begin, *words.encode(text)] for text in texts]))
-    found = iter(Asking(model, words, as_text=True).costs([row for rows in of_each for row in rows]))
+    asked = [row for rows in of_each for row in rows]
+    found = iter(Asking(model, words, as_text=True).costs(asked, model.config.longest_row))
     truths = []
     for one, rows in zip(some, of_each, strict=True):
         each = [next(found) for _ in rows]

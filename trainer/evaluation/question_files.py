@@ -291,9 +291,12 @@ class Asking:
         costs = iter(self.costs(rows))
         return [[next(costs).nats for _ in some] for some in answers]
 
-    def costs(self, rows: Sequence[tuple[list[int], int]]) -> list[Cost]:
-        """Return the cost of the last `count` ids of each (ids, count) row, truncating long rows at the beginning."""
-        most = self.model.config.max_position_embeddings
+    def costs(self, rows: Sequence[tuple[list[int], int]], most: int = 0) -> list[Cost]:
+        """Return the cost of the last `count` ids of each (ids, count) row, truncating long rows at the beginning.
+
+        most: the most tokens of a row; 0 = the positions of the model.
+        """
+        most = most or self.model.config.max_position_embeddings
         rows = [(ids[-most - 1 :], min(count, most, len(ids) - 1)) for ids, count in rows]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
         found, start = [Cost(0.0, True)] * len(rows), 0

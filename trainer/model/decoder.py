@@ -394,8 +394,9 @@ class Decoder(nn.Module):
         self, ids: Tensor, cache: Cache | None, documents: Tensor | None, bounds: Tensor | None
     ) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
-        if past + length > self.config.max_position_embeddings:
-            raise ValueError(f"{past + length} tokens; the model has {self.config.max_position_embeddings} positions")
+        longest = self.config.longest_row if cache is None else self.config.max_position_embeddings
+        if past + length > longest:
+            raise ValueError(f"{past + length} tokens; the model has {longest} positions")
         index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
         mask = None
         if documents is not None:

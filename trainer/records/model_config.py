@@ -296,6 +296,11 @@ class ModelConfig:
         return ""
 
     @property
+    def longest_row(self) -> int:
+        """Return the most tokens of a row that is scored and not trained: nanochat scores ten times its positions."""
+        return (10 if self.embed_norm else 1) * self.max_position_embeddings
+
+    @property
     def num_params(self) -> int:
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)

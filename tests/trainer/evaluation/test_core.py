@@ -1,6 +1,7 @@
 """CORE: prompts and counted tokens equal nanochat's; each task is scored against chance."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from data.tokens import tokenizer as tokenizers
 from tests.trainer.conftest import TINY
 from trainer.config import EvalSpec
 from trainer.evaluation import core
+from trainer.evaluation.question_files import Asking
 from trainer.evaluation.scores import scores
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
@@ -114,6 +116,19 @@ def test_core_is_the_mean_of_tasks_scored_against_chance(model, inputs, tmp_path
     ]
     assert found["CORE"]["value"] == pytest.approx(sum(expected) / 3)
     assert found["CORE"]["low"] < found["CORE"]["value"] < found["CORE"]["high"] and found["CORE"]["of"] == 18
+
+
+@pytest.mark.parametrize("is_nanochat", [True, False])
+def test_only_shapes_of_nanochat_read_prompts_beyond_their_positions(inputs, is_nanochat):
+    one = Decoder(replace(TINY, embed_norm=is_nanochat, max_position_embeddings=16)).eval()
+    initialise(one, 3)
+    row = [7 + number % 50 for number in range(40)]
+    asking = Asking(one, tokenizers.load(inputs[0] / "tokenizer"), as_text=True)
+    read = row if is_nanochat else row[-17:]
+    with torch.no_grad():
+        logs = one(torch.tensor([read[:-1]]))[0].log_softmax(-1)
+    expected = -sum(logs[at, read[at]] for at in (-3, -2, -1))
+    assert asking.costs([(row, 3)], one.config.longest_row)[0].nats == pytest.approx(float(expected), rel=1e-4)
 
 
 @pytest.mark.parametrize(
