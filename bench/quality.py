@@ -59,6 +59,7 @@ def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) ->
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     model = Decoder(config.model, machine.dtype(config))
     initialise(model, config.seed)
+    model.to(machine.device)
     optimizer, spent = Optimizer(model, config.optimizer), []
     with training_setup(model, config, machine):
         for step in range(steps):

@@ -1,13 +1,14 @@
-"""Train nanochat's own code and ours at depth 4 on the same tokens: bits per byte of held-out text, CPU seconds.
+"""Train nanochat's own code and ours on the same tokens: bits per byte of held-out text, CPU seconds.
 
-Run: python -m bench.speedrun --nanochat DIR [--seeds 1,2,3] [--steps 150] [--rows 8] [--length 256] [--arms ours,smoke]
-[--eager] [--threads N] [--val-batches N]
+Run: python -m bench.speedrun --nanochat DIR [--depth 4] [--seeds 1,2,3] [--steps 150] [--rows 8] [--length 256]
+[--arms ours,smoke] [--eager] [--threads N] [--val-batches N]
 
 DIR is a git checkout of karpathy/nanochat, whose commit is in the table. Each arm trains in a process of its own.
-`ours` has the shape and the recipe of the profile `speedrun_d4`, and `ours-PART` is `ours` without a part. Every arm
-sees the same rows in the same order. The schedule of rates is the same, except for `smoke`; the rates are not scaled
-down for the small steps, and no weight decays. CPU seconds are those of the steps, without the start, the compiler and
-the evaluation. On a busy machine take --threads 1: a thread that waits for the other one spends CPU seconds, too.
+`ours` has the shape and the recipe of the profile `speedrun_d4`, at the depth of --depth, and `ours-PART` is `ours`
+without a part. Every arm sees the same rows in the same order, and all arms use the GPU of a machine with a GPU. The
+schedule of rates is the same, except for `smoke`; the rates are not scaled down for the small steps, and no weight
+decays. CPU seconds are those of the steps, without the start, the compiler and the evaluation. On a busy machine take
+--threads 1: a thread that waits for the other one spends CPU seconds, too.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from trainer.optim import learning_rate_scale
 from trainer.recipes import PROFILES
 
 ROOT = Path(__file__).parents[1]
-VOCAB, DEPTH = 4096, 4
+VOCAB = 4096
 UNTIMED = 3  # first steps, which compile
 NANOCHAT = "nanochat"
 WITHOUT: Mapping[str, Mapping[str, Any]] = {  # fields of `model.nanochat`
@@ -50,10 +51,10 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {  # fields of `model.nanochat`
 }
 
 
-def arms(steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig]:
+def arms(depth: int, steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig]:
     """Return the base phase of each arm of ours by name."""
     smoke = PROFILES["smoke"]().phases["base"]
-    shape = recipes.shape(DEPTH, VOCAB, length)
+    shape = recipes.shape(depth, VOCAB, length)
     whole = replace(
         smoke,
         model=shape,
@@ -81,16 +82,16 @@ def arms(steps: int, rows: int, length: int, seed: int) -> dict[str, PhaseConfig
         "ours-untied": replace(  # a shared matrix does not bear the rate of an embedding
             with_rates(embed_lr=None), model=replace(shape, tie_word_embeddings=True)
         ),
-        "ours-relu2": with_shape(mlp="swiglu", intermediate_size=704),
+        "ours-relu2": with_shape(mlp="swiglu", intermediate_size=64 * round(shape.hidden_size / 24)),
         "ours-softcap": with_shape(logit_softcap=0.0),
         "ours-muon": with_rates(muon=None),
         "smoke": own.with_steps(steps),
     }
 
 
-def nats_of_nanochat(folder: Path, config: PhaseConfig, given: Inputs, dtype: str) -> tuple[Any, list[float]]:
+def nats_of_nanochat(folder: Path, config: PhaseConfig, given: Inputs, machine: Machine) -> tuple[Any, list[float]]:
     """Train nanochat's model on the rows of `config`; return the model, and the CPU seconds of each step."""
-    os.environ["NANOCHAT_DTYPE"] = dtype
+    os.environ["NANOCHAT_DTYPE"] = str(machine.dtype(config)).removeprefix("torch.")
     sys.path.insert(0, str(folder))
     from nanochat.gpt import GPT, GPTConfig
 
@@ -106,16 +107,19 @@ def nats_of_nanochat(folder: Path, config: PhaseConfig, given: Inputs, dtype: st
             n_embd=shape.hidden_size,
         )
     )
+    model.to(machine.device)
     model.init_weights()
     rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "matrix_lr": 0.02, "scalar_lr": 0.5}  # base_train's flags
     optimizer = model.setup_optimizer(**rates, weight_decay=0.0)
+    for group in optimizer.param_groups:  # the argument reaches the groups of Muon only
+        group["weight_decay"] = 0.0
     compiled = torch.compile(model, dynamic=False)
     files = token_files(given.tokens, "train")
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     spent = []
     for step in range(config.steps):
         began = time.process_time()
-        rows = torch.from_numpy(loader.batch(step))
+        rows = torch.from_numpy(loader.batch(step)).to(machine.device)
         compiled(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).backward()
         scale = learning_rate_scale(config.schedule, step, config.steps)
         for group in optimizer.param_groups:
@@ -146,7 +150,7 @@ def run_arm(name: str, folder: Path, nanochat: Path, config: PhaseConfig, val_ba
     given = Inputs(folder / "text", folder / "tokenizer", folder / "tokens", load_tokenizer(folder / "tokenizer"))
     machine: Machine = prepare()
     if name == NANOCHAT:
-        model, spent = nats_of_nanochat(nanochat, config, given, str(machine.dtype(config)).removeprefix("torch."))
+        model, spent = nats_of_nanochat(nanochat, config, given, machine)
         measured: Any = Measured(model)
     else:
         measured, spent = trained(config, given, machine, config.steps)
@@ -163,6 +167,7 @@ def run_arm(name: str, folder: Path, nanochat: Path, config: PhaseConfig, val_ba
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--nanochat", type=Path, required=True, help="git checkout of karpathy/nanochat")
+    flags.add_argument("--depth", type=int, default=4)
     flags.add_argument("--seeds", default="1,2,3")
     flags.add_argument("--steps", type=int, default=150)
     flags.add_argument("--rows", type=int, default=8)
@@ -178,17 +183,18 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of the processes of the arms
     if given.eager:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    known = arms(given.depth, given.steps, given.rows, given.length, seeds[0])
     if given.child:
-        known = arms(given.steps, given.rows, given.length, seeds[0])
         config = known["ours" if given.child == NANOCHAT else given.child]
         config = replace(config, compile="never" if given.eager else config.compile)
         print(json.dumps(run_arm(given.child, given.folder, given.nanochat, config, given.val_batches or None)))
         return
-    names = given.arms.split(",") if given.arms else [NANOCHAT, *arms(given.steps, given.rows, given.length, 1)]
+    names = given.arms.split(",") if given.arms else [NANOCHAT, *known]
     commit = subprocess.check_output(["git", "-C", str(given.nanochat), "rev-parse", "--short", "HEAD"], text=True)
     with tempfile.TemporaryDirectory() as folder:
         inputs(Path(folder), VOCAB)
-        print(f"nanochat {commit.strip()}, {given.steps} steps of {given.rows} x {given.length} tokens, seeds {seeds}")
+        print(f"nanochat {commit.strip()}, depth {given.depth}, seeds {seeds}")
+        print(f"{given.steps} steps of {given.rows} x {given.length} tokens")
         print(f"{given.threads} threads, {'eager' if given.eager else 'compiled where the arm compiles'}")
         print("\n| arm | parameters | bits per byte, mean [range] | nats a token | CPU s a step | CPU s of all steps |")
         print("|---|---|---|---|---|---|")
