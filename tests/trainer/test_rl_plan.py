@@ -21,6 +21,7 @@ from trainer.errors import Refused
 from trainer.parallel.process_group import Ranks
 from trainer.phases import rl as phase_rl
 from trainer.plan import compare, estimates, rollout_engine
+from trainer.plan.phase_needs import needs_of
 from trainer.profiles.derived_phases import learning_on_policy
 from trainer.records import rl_config
 from trainer.records.rl_config import RlConfig
@@ -39,6 +40,16 @@ def test_gpus_of_a_partial_machine_are_counted_within_the_run():
     said = r"GPU 5 does not exist; --devices 5,6 means GPUs 0 to 1. Name other GPUs, or name 6 GPUs in --devices"
     with pytest.raises(UsageError, match=said):
         rollout_engine.check(RlConfig(engine="vllm", engine_devices=(5,)), request)
+
+
+@pytest.mark.parametrize("changes", [{}, {"embed_norm": True}, {"mlp": "relu2"}])
+def test_vllm_is_refused_in_a_plan_for_a_shape_that_only_our_engine_knows(changes):
+    whole = recipe(("rl",), rl={"engine": "vllm", "engine_devices": (1,)})["rl"].spec
+    config = replace(whole, model=replace(whole.model, **changes))
+    if not changes:
+        return needs_of(config).check(config, Request(run="a", num_gpus=2))
+    with pytest.raises(UsageError, match="--engine vllm: vLLM does not support a.*Use --engine embedded"):
+        needs_of(config).check(config, Request(run="a", num_gpus=2))
 
 
 def test_rl_shows_its_task_to_sft_and_changes_sft_no_further():

@@ -33,7 +33,6 @@ from trainer.model.huggingface import (
     kind_of,
     model_config,
     only_head,
-    unsupported_parts,
 )
 from trainer.records.model_config import ModelConfig
 
@@ -253,7 +252,7 @@ def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tens
     config = read_config(source)
     if kind_of(config) == OURS:
         raise Refused(
-            f"{source} cannot be exported: no class of transformers has this shape ({unsupported_parts(config)}). "
+            f"{source} cannot be exported: no class of transformers has this shape ({config.unsupported_parts}). "
             "Slipway's own engine can run the model with inv chat, or as a service: inv serve.up --engine torch"
         )
     write(out, config, masters or read(source).state_dict(), source, dtype)

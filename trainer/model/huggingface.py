@@ -86,18 +86,6 @@ def kind_of(config: ModelConfig) -> str:
     return "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
 
 
-def unsupported_parts(config: ModelConfig) -> str:
-    """Return a comma-separated description of the parts of a shape missing in transformers."""
-    parts = {
-        "an MLP of relu(x)**2": config.mlp != "swiglu",
-        "a norm behind the embedding": config.embed_norm,
-        "biases beside norms on queries and keys": config.attention_bias and config.qk_norm,
-        **{said: True for one in config.features for said in one.unsupported_parts(config)},
-        "SubLN": config.sub_norm,
-    }
-    return ", ".join(name for name, has in parts.items() if has)
-
-
 def config_json(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
     """Return the content of config.json, with the RoPE keys of both old and new transformers releases."""
     kind = kind_of(config)

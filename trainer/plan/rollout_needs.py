@@ -3,6 +3,7 @@
 The methods take the configuration of the phase and the requested machine; see `PhaseNeeds`. Light: no torch here.
 """
 
+from infra.errors import UsageError
 from infra.records import Request
 from trainer.config import PhaseConfig
 from trainer.plan import rollout_engine
@@ -22,6 +23,8 @@ class RolloutNeeds(PhaseNeeds):
         return len(_rl(config).divide_gpus(num_gpus)[0])
 
     def check(self, config: PhaseConfig, request: Request) -> None:
+        if _rl(config).engine == "vllm" and (parts := config.model.unsupported_parts):
+            raise UsageError(f"--engine vllm: vLLM does not support {parts}. Use --engine embedded")
         rollout_engine.check(_rl(config), request, config.model.num_attention_heads)
 
     def environments(self, config: PhaseConfig, torch: str) -> tuple[str, ...]:

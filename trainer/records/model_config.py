@@ -296,6 +296,18 @@ class ModelConfig:
         return ""
 
     @property
+    def unsupported_parts(self) -> str:
+        """Return a comma-separated description of the parts of the shape missing in transformers; "" = none."""
+        parts = {
+            "an MLP of relu(x)**2": self.mlp != "swiglu",
+            "a norm behind the embedding": self.embed_norm,
+            "biases beside norms on queries and keys": self.attention_bias and self.qk_norm,
+            **{said: True for one in self.features for said in one.unsupported_parts(self)},
+            "SubLN": self.sub_norm,
+        }
+        return ", ".join(name for name, has in parts.items() if has)
+
+    @property
     def longest_row(self) -> int:
         """Return the most tokens of a row that is scored and not trained: nanochat scores ten times its positions."""
         return (10 if self.embed_norm else 1) * self.max_position_embeddings
