@@ -395,7 +395,8 @@ class Decoder(nn.Module):
     ) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
         longest = self.config.longest_row if cache is None else self.config.max_position_embeddings
-        if past + length > longest:
+        # Positions begin again in each document, so rows of several documents may be longer.
+        if documents is None and past + length > longest:
             raise ValueError(f"{past + length} tokens; the model has {longest} positions")
         index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
         mask = None

@@ -131,6 +131,21 @@ def test_the_reference_is_the_start_and_is_computed_once_and_stored(inputs, tmp_
     assert float(loop.accumulate(model, batch, 2, 4, PreferenceLoss(config))["margin"]) != 0.0
 
 
+def test_two_answers_in_a_row_may_have_more_tokens_than_the_model_has_positions(inputs, tmp_path):
+    longest = TINY.max_position_embeddings
+    asked = {"messages": [{"role": "user", "content": "Hello."}]}
+    answers = {name: [{"role": "assistant", "content": text(at, 60)}] for at, name in enumerate(("chosen", "rejected"))}
+    pairs = pairs_of(inputs, tmp_path / "a.jsonl", [{**asked, **answers}] * 4, sequence_len=longest)
+    batch, model = pairs.batch([0, 1]), random_model(TINY)
+    assert (
+        batch["ids"].shape[1] > longest >= max(len(ids) - 1 for ids, _ in (pairs.pairs[0].first, pairs.pairs[0].second))
+    )
+    source = PairBatches(configured(steps=1, sequence_len=longest), pairs, ALONE, tmp_path / "reference")
+    source.prepare(model)
+    each = [source._logprobs(model, pairs.batch([0, 1], (part,)))[:, part] for part in (0, 1)]
+    assert source.reference[:2] == pytest.approx(np.stack(each, axis=1), rel=1e-5)
+
+
 def test_a_kill_during_the_reference_continues_from_the_file(inputs, tmp_path, monkeypatch):
     config, model = configured(steps=6), random_model(TINY)
     pairs = pairs_of(inputs, tmp_path / "a.jsonl", rows())
