@@ -26,11 +26,11 @@ def _read_by(wanted: WantedService) -> dict[str, set[What]]:
     """Return the artifacts of versions and variants, by store; models from other sources need no lease."""
     found: dict[str, set[What]] = {}
     for version in wanted.versions:
-        what = references.kept_at(version.model)
+        what = references.kept_behind(version.model)
         if what is not None:
             found.setdefault(version.store, set()).add(what)
     for variant in wanted.variants.values():
-        what = references.kept_at(variant.source)
+        what = references.kept_behind(variant.source)
         if what is not None:
             found.setdefault(wanted.newest.store, set()).add(what)
     return found

@@ -239,7 +239,7 @@ def first_version(
 
 def named(source: str, store: str) -> str:
     """Return the name of the artifact at a location in a store, or the location of a model without a name."""
-    kept = references.kept_at(source)
+    kept = references.kept_behind(source)
     found = Store(store).artifacts() if kept else []
     return next((one.name for one in found if (kind_of(one.name), one.fingerprint) == kept), source)
 

@@ -42,12 +42,14 @@ def gc(spec: GcFlags) -> None:
     assert older_s is not None
     with open_journal(settings) as journal:
         work = artifacts_in_use(journal)
-    due, space = unread(settings.store, work, time.time() - older_s), Store(settings.store)
+    space = Store(settings.store)
+    named, kept = space.list_all()
+    due = unread(settings.store, named, kept, work, time.time() - older_s)
     removed, failed = [], []
     for one in due if not spec.dry_run else ():
         # A launch writes a lease before checking the inputs. So either this check sees the lease, or the launch sees
         # the missing artifact.
-        if still_unread(settings.store, work, one):
+        if one in unread(settings.store, named, kept, work, math.inf):
             try:
                 space.remove(one.name)
                 removed.append(one)
@@ -90,12 +92,9 @@ def artifacts_in_use(journal: Journal) -> set[What]:
     return found
 
 
-def unread(store: str, work: Collection[What], before: float) -> list[Artifact]:
-    named, kept = Store(store).list_all()
+def unread(
+    store: str, named: list[Artifact], kept: list[Artifact], work: Collection[What], before: float
+) -> list[Artifact]:
+    """Return the kept artifacts without a reference that were published before `before`; read the leases anew."""
     held = references.readers(references.live_leases(store, time.time()))
     return references.unread(named, kept, {*held, *work}, before)
-
-
-def still_unread(store: str, work: Collection[What], one: Artifact) -> bool:
-    held = references.readers(references.live_leases(store, time.time()))
-    return bool(references.unread([], [one], {*held, *work}, math.inf))

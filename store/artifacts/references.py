@@ -7,6 +7,7 @@ the start of a run or service and renews the lease while the run is followed.
 """
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from store import untrusted_input
 from store.backends.backend import Backend, open_place
-from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
+from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, is_name, kept_name, kind_of
 
 FOLDER, SCHEMA = "references", 1
 LEASE_S = 30 * 86400.0  # lifetime of a lease without renewal
@@ -90,11 +91,17 @@ def unread(
 ) -> list[Artifact]:
     """Return the kept artifacts without any name or lease that were published before `before`, oldest first.
 
-    named: artifacts that names point to; held: kind and fingerprint of artifacts under a lease.
+    A model that a change refers to is kept as long as the change. named: artifacts that names point to; held: kind and
+    fingerprint of artifacts under a lease.
     """
+    kept = [*kept]
     spoken_for = {kept_at(kept_name(one.name, one.fingerprint)) for one in named if one.fingerprint} | {
         kept_at(kept_name(kind, fingerprint)) for kind, fingerprint in held
     }
+    changed = {kept_at(one.name): _changed_by(one) for one in kept}
+    new = spoken_for
+    while new := {changed[one] for one in new if changed.get(one)} - spoken_for:
+        spoken_for |= new
     left = [one for one in kept if kept_at(one.name) not in spoken_for]
     # An artifact without a publication time has an unreadable manifest and must not be removed.
     told = [one for one in left if one.published_at]
@@ -111,6 +118,20 @@ def kept_at(path: str) -> What | None:
     """Return kind and fingerprint of the kept artifact at or above a path or URI, or None for other paths."""
     found = re.search(rf"(?:^|/){BY_FINGERPRINT}/([^/]+)/([^/]+)(?:/|$)", path)
     return (found[1], found[2]) if found else None
+
+
+def kept_behind(place: str) -> What | None:
+    """Return kind and fingerprint of the kept artifact at a path or URI, also behind the links of a joined folder."""
+    return kept_at(place if "://" in place else os.path.realpath(place))
+
+
+def _changed_by(one: Artifact) -> What | None:
+    """Return kind and fingerprint of the model that an artifact changes, or None for a whole model."""
+    said = one.about.get("changes")
+    name, fingerprint = (said.get("name"), said.get("fingerprint")) if isinstance(said, Mapping) else (None, None)
+    if not (isinstance(name, str) and is_name(name) and isinstance(fingerprint, str) and fingerprint):
+        return None
+    return kept_at(kept_name(name, fingerprint))
 
 
 def _file(name: str) -> str:

@@ -57,12 +57,33 @@ def test_unreferenced_artifacts_are_found_and_unknown_files_are_not():
     assert [one.fingerprint for one in due] == ["f3", "f5"]
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["named", "under a lease"])
+def test_the_model_of_a_kept_change_is_kept(is_held):
+    def kept(kind, made, **changes):
+        about = {"changes": changes} if changes else {}
+        return Artifact(kept_name(f"{kind}/x", made), made, about=about, published_at=1.0)
+
+    long = "model/of a former code"  # no part of a path
+    change = kept("chatsft_checkpoints", "a1", name="base_checkpoints/tiny", fingerprint=long)
+    unused = kept("chatsft_checkpoints", "a2", name="base_checkpoints/tiny", fingerprint="f2")
+    odd = kept("chatsft_checkpoints", "a3", name=7, fingerprint=None)
+    models = [kept("base_checkpoints", one) for one in (long, "f2")]
+    named = [] if is_held else [Artifact("chatsft_checkpoints/tiny", "a1")]
+    held = {("chatsft_checkpoints", "a1")} if is_held else set()
+    due = references.unread(named, [change, unused, odd, *models], held, 10.0)
+    assert {one.fingerprint for one in due} == {"a2", "a3", "f2"}
+
+
 def test_the_target_of_a_path_is_returned(root, tmp_path):
     store = Store(root)
     store.publish(folder_of(tmp_path / "made", {"hf/config.json": b"{}"}), "chatsft_checkpoints/tiny", "f1", {})
     path = store.path("chatsft_checkpoints/tiny", "f1") / "hf"
     assert references.kept_at(str(path)) == ("chatsft_checkpoints", "f1")
     assert references.kept_at(str(root / "chatsft_checkpoints" / "tiny")) is None
+    (tmp_path / "joined").mkdir()
+    (tmp_path / "joined" / "hf").symlink_to(path)
+    assert references.kept_behind(str(tmp_path / "joined" / "hf")) == ("chatsft_checkpoints", "f1")
+    assert references.kept_behind(f"s3://bucket/{kept_name('tokens', 'f2')}") == ("tokens", "f2")
 
 
 def test_a_mismatch_of_model_and_tokenizer_is_reported(tmp_path):
