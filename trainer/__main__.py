@@ -242,13 +242,16 @@ def write_folder(flags: argparse.Namespace) -> None:
     import torch
 
     from trainer.checkpoints.checkpoint import master_weights
-    from trainer.model import export
+    from trainer.model import changes, export
 
     dtype = getattr(torch, flags.dtype)
     if flags.layout:
         packs.load(packs.entries("exports")[flags.layout])(flags.model, flags.out, dtype)
-    else:
-        export.copy(flags.model, flags.out, dtype, master_weights(flags.model) if dtype == torch.float32 else None)
+        return
+    # The checkpoint of a change holds the learning parameters only.
+    is_whole = changes.change_in(export.folder_of_model(flags.model)) is None
+    masters = master_weights(flags.model) if is_whole and dtype == torch.float32 else None
+    export.copy(flags.model, flags.out, dtype, masters)
 
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:

@@ -145,6 +145,9 @@ class PhaseRun:
         is_published: take the rounded weights of the Hugging Face folder, which other programs load.
         """
         folder = self.input(role)
+        if role == CHANGE:  # an imported change has no checkpoint
+            self._load_with_change(model, export.folder_of_model(folder), self.changed)
+            return
         if (folder / "config.json").is_file():  # an imported Hugging Face folder
             export.load(model, folder)
             return
@@ -157,10 +160,8 @@ class PhaseRun:
                 f"{self.config.phase} cannot continue from {name}: the model has {theirs}, this run has {ours}"
             )
         hf = export.folder_of_model(folder)
-        if change := changes.change_in(hf):
-            of = starts_from(role, self.making.inputs)
-            base = export.folder_of_model(self.input(of))
-            export.load_changed(model, change, hf, base, lambda: self.load_weights(model, of, is_published=True))
+        if changes.change_in(hf):
+            self._load_with_change(model, hf, starts_from(role, self.making.inputs))
             return
         if is_published:
             export.load(model, hf)
@@ -171,6 +172,12 @@ class PhaseRun:
             raise Refused(
                 f"{self.config.phase} cannot continue from {self.making.inputs[role].name}: {error}"
             ) from None
+
+    def _load_with_change(self, model: Decoder, hf: Path, of: str) -> None:
+        """Load the weights of the input `of` into a model, and apply the change in the folder `hf`. Raises Refused."""
+        change, base = changes.change_in(hf), export.folder_of_model(self.input(of))
+        assert change is not None, "the caller has found a change"
+        export.load_changed(model, change, hf, base, lambda: self.load_weights(model, of, is_published=True))
 
     def train(
         self,

@@ -27,6 +27,7 @@ from tests.packs.adapters.test_lora import stored as stored
 from tests.trainer.conftest import TINY, tiny
 from tests.trainer.model.test_init import configured
 from tests.trainer.test_phases import chat_phase, run
+from tests.trainer.test_rl import config_of
 from tests.world import ROOT
 from trainer import tensor_file
 from trainer.__main__ import main
@@ -222,6 +223,22 @@ def test_adapter_of_the_hub_is_described_without_its_tensors(stored, settings, m
     own = described(stored, settings).imported_adapter
     assert found.source == "hf://us/lora" and len(found.revision) == 40
     assert (found.adapter, found.layers, found.sides) == (own.adapter, own.layers, own.sides)
+
+
+@pytest.mark.nightly
+def test_reference_of_rl_is_the_model_with_the_imported_adapter(stored, settings, world, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    assert run(world, monkeypatch, "base", tiny(steps=2, dtype="float32")) == 0
+    with_tensors(stored, lambda found: {name: 4 * one for name, one in found.items()})
+    config = with_adapter(described(stored, settings), config_of("rl", beta=0.1))
+    making = replace(world.making("adapter", base=BASE), name="adapter_checkpoints/hf")
+    making = replace(making, inputs={"tokenizer": making.inputs["tokenizer"], "base": BASE})
+    assert main(["import", "--config", str(configured(world, "c", making, config.imported_adapter))]) == 0
+    change = Input(name="adapter_checkpoints/hf", fingerprint="f" * 64)
+    making = world.making("rl", base=BASE, change=change)
+    assert run(world, monkeypatch, "rl", replace(config, steps=1), making) == 0
+    (line,) = (world.store / "rl_checkpoints/tiny/metrics.jsonl").read_text().splitlines()
+    assert abs(json.loads(line)["kl"]) < 1e-4
 
 
 @pytest.mark.nightly

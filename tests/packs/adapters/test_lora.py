@@ -22,6 +22,7 @@ from tests.trainer.parallel.test_ranks import losses, spread
 from tests.trainer.parallel.test_ranks import port as port
 from tests.trainer.test_phases import chat_phase, hashes, run
 from trainer import loop, memory, tensor_file
+from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
 from trainer.config import load_phase
 from trainer.errors import Refused
@@ -277,7 +278,12 @@ def test_adapter_of_other_weights_or_of_another_vocabulary_is_refused(world, mon
     assert run(world, monkeypatch, "sft", adapted(), world.making("sft", base=BASE)) == 0
     joined = world.root / "joined"
     joined.mkdir()
-    (joined / "hf").symlink_to(world.store / "sft_checkpoints/tiny/hf")
+    artifact = world.store / "sft_checkpoints/tiny"
+    (joined / "hf").symlink_to(artifact / "hf")
+    for dtype in ("float32", "bfloat16"):
+        words = ["export", "--model", str(artifact), "--out", str(world.root / "whole"), "--dtype", dtype]
+        assert main(words) == 2 and not (world.root / "whole").exists()
+        assert "and no whole model. Give the name of the artifact" in capfd.readouterr().err
     with pytest.raises(Refused, match="changes? .*the model base_checkpoints/tiny, and no whole model"):
         export.read(joined / "hf")
     base = world.root / "base"
