@@ -2,6 +2,7 @@
 
     weights   size of the safetensors files, in the dtype that the engine keeps
     cache     keys and values: 2 x layers x heads x width x bytes for each token; at least one request of full length
+    variants  reserved slots for variants of the model: both thin matrices of each matrix inside the blocks
     engine    the programs themselves: measured on a CPU; an estimate for a GPU, as no GPU was available to measure
 
 A model, the options of the engine and the available memory give a Room, or a UsageError with settings that would fit.
@@ -14,6 +15,7 @@ from typing import Any
 
 from infra.agent import host
 from infra.errors import UsageError
+from serve import variants
 from serve.engine import models
 from serve.engine.options import Tuning
 from store.artifacts import model_files
@@ -38,14 +40,16 @@ class Room:
     tokens: int
     per_token: int
     """Bytes of cache per token; 0 = unknown from the config."""
+    variants: int = 0
+    """Slots for variants of the model, used or not; 0 without variants, or for unknown sizes of the matrices."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.engine
+        return self.weights + self.cache + self.variants + self.engine
 
     def longest(self, there: int) -> int:
         """Return the tokens of the longest request within `there` bytes; 0 = no request fits, or unknown."""
-        left = there - self.weights - self.engine
+        left = there - self.weights - self.variants - self.engine
         return max(0, min(self.tokens, left // self.per_token)) if self.per_token else 0
 
 
@@ -79,15 +83,31 @@ def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> 
     if engine == VLLM_CPU and (problem := cpu_problem(config)):
         raise UsageError(f"{problem}; use --engine torch, if Slipway's own engine knows the model, or a GPU")
     config = config.get("text_config") or config  # multimodal models nest the config of the text model
-    per_token = _token_bytes(config, 4 if tuning.dtype == "float32" else 2)
+    width = 4 if tuning.dtype == "float32" else 2
+    per_token = _token_bytes(config, width)
+    slots = tuning.variants * variants.vllm_rank(tuning.variant_rank) * width if tuning.variants else 0
     tokens = tuning.max_model_len or int(config.get("max_position_embeddings") or 0)
     if engine == VLLM_CPU:
         cache = max(tuning.cpu_cache_bytes, tokens * per_token)
-        return Room(weights=weights, cache=cache, engine=PROCESSES_BYTES, tokens=tokens, per_token=per_token)
+        return Room(
+            weights=weights,
+            cache=cache,
+            engine=PROCESSES_BYTES,
+            tokens=tokens,
+            per_token=per_token,
+            variants=slots * _sides(config, 1),
+        )
     gpus = tuning.num_gpus
     shared = math.ceil(per_token / gpus)  # each GPU has a part of the heads
     cache = max(tuning.kv_cache_bytes, tokens * shared)
-    return Room(weights=weights // gpus, cache=cache, engine=GPU_BYTES, tokens=tokens, per_token=shared)
+    return Room(
+        weights=weights // gpus,
+        cache=cache,
+        engine=GPU_BYTES,
+        tokens=tokens,
+        per_token=shared,
+        variants=slots * _sides(config, gpus),
+    )
 
 
 def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> None:
@@ -121,11 +141,13 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
     )
     longest = room.longest(there)
     help = [f"max_model_len of at most {longest:,}"] if engine != "vllm-cpu" and longest >= 256 else []
+    help += ["fewer slipway.engine.variants, or a lower variant_rank"] if room.variants else []
     help += [f"--gpu with more memory, or num_gpus {2 * tuning.num_gpus}"] if engine == "vllm" else ["a larger machine"]
+    of_variants = f"variants {room.variants / GB:.1f}, " if room.variants else ""
     raise UsageError(
         f"{what} does not fit: the model needs {room.total / GB:.1f} GB of {where} (weights {room.weights / GB:.1f}, "
-        f"cache {room.cache / GB:.1f} for {room.tokens:,} tokens, engine {room.engine / GB:.1f}), but "
-        f"{there / GB:.1f} GB are available. To make the model fit: {', or '.join(help)}"
+        f"cache {room.cache / GB:.1f} for {room.tokens:,} tokens, {of_variants}engine {room.engine / GB:.1f}), "
+        f"but {there / GB:.1f} GB are available. To make the model fit: {', or '.join(help)}"
     )
 
 
@@ -175,6 +197,21 @@ def _token_bytes(config: dict[str, Any], width: int) -> int:
         size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
         return 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * size * width
     except (KeyError, TypeError, ValueError):
+        return 0
+
+
+def _sides(config: dict[str, Any], gpus: int) -> int:
+    """Return the inputs and outputs of the matrices inside all blocks, on each GPU; 0 for a config without the sizes.
+
+    vLLM splits the outputs of the first matrices of attention and MLP, and the inputs of the last.
+    """
+    try:
+        heads, d, f = (int(config[one]) for one in ("num_attention_heads", "hidden_size", "intermediate_size"))
+        size = int(config.get("head_dim") or d // heads)
+        q, kv = heads * size, int(config.get("num_key_value_heads") or heads) * size
+        split = q + 2 * kv + 2 * f + q + f
+        return int(config["num_hidden_layers"]) * (7 * d + math.ceil(split / gpus))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return 0
 
 

@@ -191,6 +191,18 @@ def test_oversized_model_is_refused_with_numbers_and_a_fitting_size(tmp_path):
     memory_fit.check(tmp_path / "large", "vllm", Tuning(), None)  # The memory is unknown: the engine is tried.
 
 
+def test_reserved_slots_of_variants_count_in_the_memory_of_a_model(tmp_path):
+    small = model(tmp_path / "small", intermediate_size=3072)
+    sides = 28 * (3 * 1024 + 2048 + 2 * 1024 + 2048 + 1024 + 3 * (1024 + 3072))
+    assert memory_fit.needed(small, "vllm-cpu", Tuning(variants=16, variant_rank=48)).variants == 16 * 64 * 2 * sides
+    shared = memory_fit.needed(small, "vllm", Tuning(variants=16, variant_rank=64, num_gpus=2)).variants
+    assert shared == 16 * 64 * 2 * (sides + 28 * 7 * 1024) // 2  # the sides of the hidden size stay whole
+    assert memory_fit.needed(small, "vllm", Tuning()).variants == 0
+    memory_fit.check(small, "vllm", Tuning(), 9 * memory_fit.GB)
+    with pytest.raises(UsageError, match=r"variants 1\.3, engine 2\.5\).*fewer slipway\.engine\.variants"):
+        memory_fit.check(small, "vllm", Tuning(variants=16, variant_rank=64), 9 * memory_fit.GB)
+
+
 @pytest.mark.parametrize(("dtype", "stored"), [("BF16", "bfloat16"), ("F32", "float32")])
 def test_remote_model_is_judged_by_its_config_and_file_sizes(tmp_path, dtype, stored):
     folder = model(tmp_path / "there", dtype=dtype, torch_dtype=stored)
