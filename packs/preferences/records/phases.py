@@ -9,6 +9,7 @@ DPO = Phase(
     config="packs.preferences.records.dpo_config:DpoConfig",
     follows=("sft", "mid", "base"),
     reads="pairs",
+    version=2,
 )
 OPD = Phase(
     name="opd",

@@ -89,7 +89,7 @@ class Pairs:
         for kind, some in asked.items():
             chance = np.random.default_rng([seed, len(self.starts)])
             some = [_contrasted(one, others, chance) for one in some]
-            some = _singles(some) if is_single else some
+            some = _singles(some, others) if is_single else some
             made, counts = _rendered(kind, some, tokenizer, max_len + 1, is_single)
             self.pairs += made
             self.counts += counts
@@ -178,17 +178,20 @@ def _contrasted(one: Asked, others: Sequence[Asked], chance: np.random.Generator
     return one
 
 
-def _singles(some: Sequence[Asked]) -> list[Asked]:
-    """Return judged answers, each with the answer to the previous question as the other answer.
+def _singles(some: Sequence[Asked], others: Sequence[Asked]) -> list[Asked]:
+    """Return judged answers, each with the previous answer to another question as the other answer, if any.
 
-    A pair becomes two judged answers.
+    A pair becomes two judged answers: the better answers of all pairs come first, as in TRL. others: answers of all
+    files, for a file with a single question.
     """
-    found = [
-        replace(one, better=answer, worse=(), is_wanted=number == 0 if one.is_wanted is None else one.is_wanted)
-        for one in some
-        for number, answer in enumerate(filter(None, (one.better, one.worse)))
-    ]
-    return [replace(one, worse=found[place - 1].better) for place, one in enumerate(found)]
+    better = [replace(one, worse=(), is_wanted=one.is_wanted is not False) for one in some]
+    found = [*better, *(replace(one, better=one.worse, worse=(), is_wanted=False) for one in some if one.worse)]
+    singles, begin = list[Asked](), found[0].before if found else None
+    last = next((one for one in (*reversed(found), *others) if one.before != begin), None)
+    for earlier, one in zip([*found[-1:], *found], found, strict=False):
+        last = earlier if earlier.before != one.before else last
+        singles.append(replace(one, worse=last.better if last else ()))
+    return singles
 
 
 def _rendered(
@@ -202,6 +205,8 @@ def _rendered(
             if not is_single and one.is_wanted is not None:
                 raise InputError("it has a single answer with a label, which only the loss kto reads")
             if not one.worse:
+                if is_single:
+                    raise InputError("no other row has another question, which the loss kto needs")
                 raise InputError("no answer differs from the answer of this conversation")
             rows = [_row(one.before, answer, tokenizer) for answer in (one.better, one.worse)]
         except InputError as error:

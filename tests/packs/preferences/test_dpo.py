@@ -114,6 +114,25 @@ def test_conversations_are_contrasted_with_answers_to_other_questions(inputs, tm
     assert [one.is_wanted for one in single.pairs].count(True) == len(found.pairs) == len(single.pairs) / 2
 
 
+def test_judged_answers_are_contrasted_with_the_previous_answer_to_another_question(inputs, tmp_path):
+    found = pairs_of(inputs, tmp_path / "pairs.jsonl", rows(4), is_single=True).pairs
+    assert [one.is_wanted for one in found] == [True] * 4 + [False] * 4  # all better answers first, as in TRL
+    learnt = [ids[mask == 1].tolist() for ids, mask in (one.first for one in found)]
+    other = [ids[mask == 1].tolist() for ids, mask in (one.second for one in found)]
+    assert other == [learnt[place - 1] for place in range(8)]
+    two = [{"messages": [{"role": "user", "content": asked}]} for asked in ("Hello.", "sockets")]
+    answers = [{"completion": [{"role": "assistant", "content": text(at, 3)}], "label": True} for at in range(4)]
+    some = [{**two[at // 2], **one} for at, one in enumerate(answers)]
+    found = pairs_of(inputs, tmp_path / "several.jsonl", some, is_single=True).pairs
+    learnt = [one.first[0][one.first[1] == 1].tolist() for one in found]
+    assert [learnt.index(one.second[0][one.second[1] == 1].tolist()) for one in found] == [3, 3, 1, 1]
+    with pytest.raises(InputError, match="no other row has another question"):
+        pairs_of(inputs, tmp_path / "one.jsonl", some[:2], is_single=True)
+    files = {"mine": tmp_path / "several.jsonl", "none": write(tmp_path / "none.jsonl", [])}
+    with pytest.raises(InputError, match="no pair can be trained in the 0 rows of 'none'"):
+        Pairs(files, {"mine": 1.0, "none": 1.0}, tokenizers.load(inputs[0] / "tokenizer"), 64, 3, 4, is_single=True)
+
+
 def test_the_reference_is_the_start_and_is_computed_once_and_stored(inputs, tmp_path, monkeypatch):
     config, model = configured(steps=3), random_model(TINY)
     pairs = pairs_of(inputs, tmp_path / "a.jsonl", rows())
