@@ -35,15 +35,21 @@ class ServedTeacher:
         self.is_checked = False
 
     def check_length(self, longest: int) -> None:
-        """Raise Refused for a server without the model, or with fewer positions than `longest`."""
+        """Raise Refused for a server without the model, or without room for rows of `longest` ids.
+
+        Each request also draws one token.
+        """
         said = self._ask("/models")
         models = {one.get("id"): one for one in said.get("data", ()) if isinstance(one, dict)}
         if self.model not in models:
             names = ", ".join(printable_line(str(one)) for one in sorted(map(str, models)))
             raise Refused(f"the teacher {self.address} has no model {self.model!r}; it serves: {names}")
         room = models[self.model].get("max_model_len")
-        if isinstance(room, int) and room < longest:
-            raise Refused(f"the teacher {self.address} has {room} positions; the rows of this phase have {longest}")
+        if isinstance(room, int) and room <= longest:
+            raise Refused(
+                f"the teacher {self.address} has {room} positions; the rows of this phase have {longest}, and each "
+                f"request draws one token more. Start the server with --max-model-len {longest + 1}"
+            )
 
     def logprobs(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return ln p of each id of each answer after its prompt. Raises Refused, TrainerError."""

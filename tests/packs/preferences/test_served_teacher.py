@@ -135,6 +135,7 @@ def test_server_that_stays_away_ends_the_training_with_the_next_step(server, mon
     [
         ([{"id": "other", "max_model_len": 99}], "has no model 'demo'; it serves: 'other'"),
         ([{"id": "demo", "max_model_len": 16}], "has 16 positions; the rows of this phase have 32"),
+        ([{"id": "demo", "max_model_len": 32}], "one token more. Start the server with --max-model-len 33"),
     ],
 )
 def test_wrong_model_of_the_server_is_refused_before_the_first_step(server, models, said):
@@ -203,7 +204,7 @@ def test_vllm_teaches_as_the_same_model_beside_the_student(world, monkeypatch):
         "_reference_logprobs",
         lambda self, *given, usual=JudgedByServer._reference_logprobs: asked.append(usual(self, *given)) or asked[-1],
     )
-    with real.engines(real.python(), world.root, (folder, Tuning(dtype="float32", max_model_len=64))) as (engine,):
+    with real.engines(real.python(), world.root, (folder, Tuning(dtype="float32", max_model_len=65))) as (engine,):
         by_server = replace(world.making("opd", "d" * 64, base=BASE), name="opd_checkpoints/served")
         assert run(world, monkeypatch, "opd", served(distilled(), engine.url), by_server) == 0
     beside = replace(world.making("opd", "c" * 64, base=BASE), name="opd_checkpoints/beside")
