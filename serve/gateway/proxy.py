@@ -140,7 +140,7 @@ class Proxy:
             if visit.route != "models":
                 self._require_model(visit.key, ask.model)
             if self.models:
-                visit.variant = self._variant_of(ask.model)
+                visit.variant = self._variant_of(visit.key, ask.model)
             variant = visit.variant
             assignment = self.turns.assign(ask.affinity, variant) or await self.turns.wait(ask.affinity, variant)
             visit.queue_s = time.monotonic() - visit.began_at
@@ -170,11 +170,16 @@ class Proxy:
             said = f"the request names {asked}; this key is for: {', '.join(sorted(allowed))}"
             raise RequestRefused(403, "PermissionDeniedError", said)
 
-    def _variant_of(self, model: object) -> str:
-        """Return the variant of a requested model, "" for the whole model. Raises RequestRefused for other names."""
+    def _variant_of(self, key: str, model: object) -> str:
+        """Return the variant of a requested model, "" for the whole model. Raises RequestRefused for other names.
+
+        key: name of the key; the error lists only models of the key.
+        """
         found = self.models.get(model) if isinstance(model, str) else "" if model is None else None
         if found is None:
-            known = ", ".join([*self.models][:SHOWN]) + (", ..." if len(self.models) > SHOWN else "")
+            allowed = self.keys.models_of(key)
+            names = [one for one in self.models if allowed is None or one in allowed]
+            known = ", ".join(names[:SHOWN] or ["none"]) + (", ..." if len(names) > SHOWN else "")
             said = f"the model {str(model)[:80]!r} does not exist; available: {known}"
             raise RequestRefused(404, "NotFoundError", said)
         return found

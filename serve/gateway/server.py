@@ -154,7 +154,9 @@ class Gateway:
                 status, body = self._health()
                 request.answer(status, JSON, body)
             elif request.path == b"/metrics" and request.method == b"GET":
-                proxy.key_of(request)
+                if self.keys.models_of(proxy.key_of(request)) is not None:
+                    why = "this key is for some models only, and the metrics count the requests of all"
+                    raise RequestRefused(403, "PermissionDeniedError", why)
                 proxy.flush_records()
                 request.answer(200, CONTENT_TYPE, self.metrics.text())
             else:

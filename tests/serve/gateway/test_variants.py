@@ -83,6 +83,14 @@ def test_key_with_a_choice_of_models_gives_no_others(pair, tmp_path):
                 assert "this key is for: code, legal" in said["error"]["message"]
             assert [one.seen()["requests"] for one in pair] == before
 
+            front.gateway.set_variants("fake", {"legal": ("r0", "r1"), "poems": ()})
+            status, said = await ask(ada, model="code")
+            assert status == 404 and said["error"]["message"].endswith("available: legal")
+            for key, wanted in ((ada, 403), (bob, 200)):
+                by = {"Authorization": f"Bearer {key}"}
+                async with front.session.get(f"{front.url}/metrics", headers=by) as reply:
+                    assert reply.status == wanted and ("poems" in await reply.text()) <= (key == bob)
+
             async def models(key):
                 said = {"Authorization": f"Bearer {key}"}
                 async with front.session.get(f"{front.url}/v1/models", headers=said) as reply:
