@@ -293,7 +293,13 @@ class Replicas:
             one.member = replace(one.member, variants=dict(loaded), refused=dict(refused))
             self.changed.set()
 
-        loader = VariantLoader(self.session, one.replica, record, lambda said: self.say(f"{one.member.run}: {said}"))
+        loader = VariantLoader(
+            self.session,
+            one.replica,
+            record,
+            lambda said: self.say(f"{one.member.run}: {said}"),
+            has_some=bool(one.member.variants),
+        )
         version = self.wanted.version(one.member.version)
         can_load = variants.can_load(version.engine, version.service.slipway.engine.variants)
         while True:

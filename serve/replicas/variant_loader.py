@@ -30,18 +30,22 @@ class VariantLoader:
         replica: Target,
         record: Callable[[Mapping[str, str], Mapping[str, str]], None],
         say: Callable[[str], None],
+        has_some: bool = False,
     ) -> None:
+        """has_some: an earlier controller may have loaded variants into the engine."""
         self.session, self.replica, self.record, self.say = session, replica, record, say
         self.loaded: dict[str, str] | None = None
         """Identity of each loaded variant by name; None = unknown."""
         self.refused: dict[str, str] = {}
         """Error of each refused variant by identity."""
+        self.has_some = has_some
+        """True if the engine may have variants while `loaded` is unknown."""
         self.not_before = 0.0
         self.told = ""
 
     def is_due(self, wanted: Mapping[str, Variant]) -> bool:
         """Return whether the engine may lack a wanted variant, or may have other variants."""
-        if time.monotonic() < self.not_before or (not wanted and self.loaded is None):
+        if time.monotonic() < self.not_before or (not wanted and self.loaded is None and not self.has_some):
             return False
         due = {name: one.identity for name, one in wanted.items() if one.identity not in self.refused}
         return self.loaded != due
@@ -52,6 +56,7 @@ class VariantLoader:
         leave: waits until the gateway sends no request to unloaded variants of the record.
         """
         try:
+            self.has_some = True  # unless the pass ends without an error
             if self.loaded is None:
                 self.loaded = await self._ask("GET", {}, ASK_S)
             gone = [name for name, one in self.loaded.items() if name not in wanted or wanted[name].identity != one]
@@ -67,10 +72,17 @@ class VariantLoader:
                 await self._ask("DELETE", {"name": name}, ASK_S)
                 del self.loaded[name]
                 self.say(f"unloaded {name}")
+            failed: ValueError | None = None
             for name, one in wanted.items():
                 if name not in self.loaded and one.identity not in self.refused:
-                    await self._load(name, one)
+                    try:
+                        await self._load(name, one)
+                    except ValueError as error:  # of this variant, such as a failed download
+                        failed = error
+            if failed is not None:
+                raise failed
             self.record(self.loaded, self.refused)
+            self.has_some = bool(self.loaded)
             self.told = ""
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, VariantRefused) as error:
             self.not_before, self.loaded = time.monotonic() + RETRY_S, None
