@@ -12,7 +12,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from serve import variants
 from serve.policy.replica_states import State
-from serve.policy.service_state import ServiceRecord, Version, WantedService, served_name
+from serve.policy.service_state import Member, ServiceRecord, Version, WantedService, served_name
 from serve.processes import controller_client
 from serve.replicas import placement
 from serve.variants import Variant, VariantFlags
@@ -90,10 +90,15 @@ def check_model(name: str, version: Version, old: WantedService) -> None:
         )
 
 
+def ready_members(wanted: WantedService, seen: ServiceRecord) -> list[Member]:
+    """Return the ready replicas of the newest version."""
+    newest = wanted.newest.number
+    return [one for one in seen.members if one.state is State.READY and one.version == newest]
+
+
 def is_settled(wanted: WantedService, seen: ServiceRecord) -> bool:
     """Return whether every ready replica of the newest version has loaded or refused each variant, and has no other."""
-    newest = wanted.newest.number
-    ready = [one for one in seen.members if one.state is State.READY and one.version == newest]
+    ready = ready_members(wanted, seen)
     return bool(ready) and all(
         {name: one.identity for name, one in wanted.variants.items() if one.identity not in member.refused}
         == member.variants
@@ -115,7 +120,8 @@ def await_loaded(name: str, settings: Settings, journal: Journal, tell: Say) -> 
             raise SlipwayError(f"{name}: the variants are not loaded yet; see: inv serve.logs {name} --controller")
         time.sleep(POLL_S)
     known = {variant.identity: one for one, variant in wanted.variants.items()}
-    refused = {known[one]: why for each in seen.members for one, why in each.refused.items() if one in known}
+    ready = ready_members(wanted, seen)
+    refused = {known[one]: why for each in ready for one, why in each.refused.items() if one in known}
     if refused:
         said = "; ".join(f"{one} is not loaded: {why}" for one, why in sorted(refused.items()))
         raise SlipwayError(f"{name} serves the other variants; {said}; see: inv serve.logs {name} --controller")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from packs.adapters.records.peft_format import CONFIG, WEIGHTS, check_files
 from serve.engine import models
 from serve.engines import KEY
@@ -27,7 +27,8 @@ from store.untrusted_input import UnusableDocument
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 MOST_BYTES = 1 << 20
-WRONG = (SlipwayError, StoreError, UnusableDocument, OSError)
+WRONG = (UsageError, UnusableDocument)
+FAILED = (SlipwayError, StoreError, OSError)  # a later request may succeed
 
 
 class VariantRoute:
@@ -69,7 +70,11 @@ class VariantRoute:
             folder = await asyncio.to_thread(checked_folder, ask.source)
         except WRONG as error:
             return 422, str(error)
+        except FAILED as error:
+            return 503, str(error)
         status, said = await self._ask_vllm(scope, LOAD, {"lora_name": ask.name, "lora_path": str(folder)})
+        if status >= 500:
+            return 503, f"vLLM fails to load the adapter: {said}"
         if status != 200:
             return 422, f"vLLM refuses the adapter: {said}"
         self.loaded[ask.name] = ask.identity

@@ -1,5 +1,6 @@
 """Adapters of a service: flags, refusals, the torch engine, and a running service whose adapters change."""
 
+import asyncio
 import dataclasses
 import json
 import struct
@@ -11,7 +12,7 @@ import torch
 
 from flows.services import serve, variants
 from flows.specs.service import ServeSpec
-from infra.errors import UsageError
+from infra.errors import HubUnreachable, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.adapters.control.serving import ServedAdapterFlags, read_named
@@ -23,6 +24,7 @@ from serve.load import LoadTest
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.variants import Variant, can_load, vllm_rank
+from store.manifest import StoreError
 from tests.end_to_end.conftest import installation as installation
 from tests.end_to_end.services import Installation, Traffic, say
 from tests.packs.adapters.test_lora import stored as stored
@@ -107,6 +109,47 @@ def test_impossible_adapter_of_a_service_is_refused(tmp_path, engine, adapters, 
         planned(tmp_path, engine, model, **{name: str(tmp_path / one) for name, one in adapters.items()})
 
 
+@pytest.mark.parametrize(
+    ("source", "answer", "status", "said"),
+    [
+        ("torn", (200, b""), 422, "is not a whole adapter"),
+        ("whole", (400, b"rank"), 422, "vLLM refuses the adapter: rank"),
+        ("whole", (500, b"busy"), 503, "vLLM fails to load the adapter: busy"),
+        ("s3://bucket/torn", HubUnreachable("no network"), 503, "no network"),
+        ("s3://bucket/torn", StoreError("no answer"), 503, "no answer"),
+        ("s3://bucket/torn", UsageError("not found"), 422, "not found"),
+    ],
+)
+def test_vllm_route_tells_a_failure_that_may_pass_from_a_refusal(tmp_path, monkeypatch, source, answer, status, said):
+    from packs.adapters.serve import vllm_route
+
+    written_adapter(tmp_path / "whole")
+    (written_adapter(tmp_path / "torn") / "adapter_model.safetensors").unlink()
+
+    async def engine(scope, receive, send):
+        await send({"type": "http.response.start", "status": answer[0]})
+        await send({"type": "http.response.body", "body": answer[1]})
+
+    def bring(*given):
+        raise answer
+
+    monkeypatch.setattr(vllm_route.models, "bring_files", bring)
+    monkeypatch.delenv(vllm_route.KEY, raising=False)
+    place = source if "://" in source else str(tmp_path / source)
+    body = json.dumps({"name": "legal", "source": place, "identity": "1"}).encode()
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": vllm_route.ROUTE, "headers": []}
+    asyncio.run(vllm_route.VariantRoute(engine)(scope, receive, send))
+    assert sent[0]["status"] == status and said in json.loads(sent[1]["body"])["error"]["message"]
+
+
 def test_named_adapters_are_read_and_wrong_words_are_refused():
     assert read_named(["a=x", "b=hf://u/r"]) == {"a": "x", "b": "hf://u/r"}
     for words, said in ((["a"], "expected NAME=ADAPTER"), (["=x"], "expected NAME"), (["a=x", "a=y"], "stands for x")):
@@ -134,6 +177,10 @@ def test_adapters_are_settled_when_each_ready_replica_has_loaded_or_refused_them
 
     assert not settled() and not settled(variants={"a": "0"})
     assert settled(variants={"a": "1"}) and settled(refused={"1": "NaN"})
+    other = Member(number=1, version=0, run="demo-1", facts=ready, refused={"1": "NaN"})
+    late = Member(number=2, version=1, run="demo-2", facts=dataclasses.replace(ready, is_ready=False))
+    mine = Member(number=0, version=1, run="demo-0", facts=ready)
+    assert variants.ready_members(wanted, ServiceRecord(members=(mine, other, late))) == [mine]
     assert not settled(variants={"a": "1", "b": "1"})
     assert not variants.is_settled(wanted, ServiceRecord())
 
