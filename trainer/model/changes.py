@@ -39,6 +39,8 @@ class ChangedModel:
     """Address of an imported model, such as `hf://user/repo`."""
     revision: str = ""
     """Commit of an imported model of the hub."""
+    altered: str = ""
+    """Difference of the weights from the weights at `source`, such as rows for chat tokens; "" = none."""
     rounding: str = ""
     """Description of the rounding of the model in the training, by the kind of change; "" = as stored."""
 
@@ -188,6 +190,10 @@ def changed_model(base: Input, folder: Path) -> ChangedModel:
     told = vocabulary.about_of(folder).get("import")
     told = told if isinstance(told, Mapping) else {}
     origin = {name: str(told.get(name, "")) for name in ("source", "revision")}
+    if told.get("format"):
+        origin["altered"] = f"converted from {told['format']}"
+    elif told.get("own_chat") is False:
+        origin["altered"] = "rows for chat tokens"
     hf = folder / vocabulary.HF if (folder / vocabulary.HF / "config.json").is_file() else folder
     return ChangedModel(name=base.name, fingerprint=base.fingerprint, weights_sha256=weights_digest(hf), **origin)
 

@@ -156,22 +156,32 @@ def _header_of_hub(place: Backend, at: str, size: int) -> dict[str, TensorHeader
         return model_files.header(file)
 
 
+def check_names(found: ImportedAdapter, commit: str, flag: str, source: str, revision: str) -> None:
+    """Raise ConfigError for an adapter of another model of the hub than the model `source`, typed after a flag.
+
+    commit, revision: commits of the adapted model and of the model, "" if unknown.
+    """
+    mine, theirs = source.removeprefix(HUB), found.base.removeprefix(HUB)
+    if theirs.startswith(("/", ".", "~")) or "_checkpoints/" in theirs or {mine.count("/"), theirs.count("/")} != {1}:
+        return  # a folder, or an artifact of a store
+    if mine.lower() != theirs.lower():
+        raise ConfigError(
+            f"the adapter was trained on {theirs}, and {flag} is {mine}. Use {flag} hf://{theirs}; if both have "
+            f"the same weights, download the adapter and change base_model_name_or_path in {CONFIG}"
+        )
+    if commit and revision and commit != revision:
+        raise ConfigError(
+            f"the adapter was trained on commit {commit[:12]} of {mine}, and {flag} is commit "
+            f"{revision[:12]}. Use {flag} hf://{theirs}@{commit}"
+        )
+
+
 def check_origin(found: ImportedAdapter, commit: str, init: ImportSpec) -> None:
     """Raise ConfigError for an adapter of a different model than `--init`, by the names or by the vocabulary.
 
     The names are compared if both are of the hub: the name of a folder says little about the model.
     """
-    if init.source.startswith(HUB) and found.base and not found.base.startswith(("/", ".", "~")):
-        mine, theirs = init.source.removeprefix(HUB), found.base.removeprefix(HUB)
-        if theirs.count("/") == 1 and mine.lower() != theirs.lower() and "_checkpoints/" not in theirs:
-            raise ConfigError(
-                f"the adapter was trained on {theirs}, and --init is {mine}. Use --init hf://{theirs}; if both have "
-                f"the same weights, download the adapter and change base_model_name_or_path in {CONFIG}"
-            )
-        if commit and mine.lower() == theirs.lower() and init.revision and commit != init.revision:
-            raise ConfigError(
-                f"the adapter was trained on commit {commit[:12]} of {mine}, and --init is commit "
-                f"{init.revision[:12]}. Use --init hf://{theirs}@{commit}"
-            )
+    if init.source.startswith(HUB):
+        check_names(found, commit, "--init", init.source, init.revision)
     if wrong := vocabulary.difference(Path(found.source), Path(init.source)):
         raise ConfigError(f"the adapter was trained with another vocabulary: {wrong}")

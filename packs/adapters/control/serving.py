@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from data.errors import ConfigError
 from flows.services import variants
@@ -15,8 +16,9 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.runs.timing import Say
 from infra.settings import Settings
-from packs.adapters.control.imported_adapter import HUB, STORE, files_of, read
+from packs.adapters.control.imported_adapter import COMMIT_LENGTH, HUB, STORE, check_names, files_of, read
 from packs.adapters.records.lora_config import ImportedAdapter
+from serve.engine import models
 from serve.policy import service_state
 from serve.policy.service_state import ServiceRecord, WantedService
 from serve.processes import controller_client
@@ -25,8 +27,9 @@ from store import untrusted_input
 from store.artifacts import model_files, weight_digests
 from store.artifacts.artifacts import Store
 from store.artifacts.model_files import CHANGED
+from store.backends.backend import open_place
 from store.manifest import StoreError
-from store.untrusted_input import UnusableDocument
+from store.untrusted_input import UnusableDocument, printable_line
 from trainer.model.huggingface import model_config
 
 
@@ -64,10 +67,10 @@ class ServedAdapterFlags(VariantFlags):
 def resolve(typed: str, model: str, settings: Settings) -> Variant:
     """Return the variant for an adapter of the model in a folder or at an address. Raises UsageError.
 
-    The shape and the weights are compared for a model in a folder; the engine compares the others.
+    The shape is compared with the model; the weights with a model in a folder, and the names of models of the hub.
     """
     try:
-        found, _ = read(typed, settings.store)
+        found, commit = read(typed, settings.store)
         if found.source.startswith(HUB):
             place = f"{found.source}@{found.revision}"
         elif found.source.startswith(STORE):
@@ -75,7 +78,9 @@ def resolve(typed: str, model: str, settings: Settings) -> Variant:
             place = str(files_of(Store(settings.store).path(name, found.revision)).absolute())
         else:
             place = str(files_of(Path(found.source)))
-        if "://" not in model:
+        if "://" in model:
+            check_address(found, commit, place, model)
+        else:
             check_model(found, place, Path(model))
     except (ConfigError, UnusableDocument, StoreError) as error:
         raise UsageError(f"the adapter {typed}: {error}") from None
@@ -94,15 +99,45 @@ def check_model(found: ImportedAdapter, place: str, model: Path) -> None:
     except (ConfigError, OSError):
         return  # a model that only the engine supports, or a scripted model
     found.check(found.adapter, shape)
-    if "://" in place or not (Path(place) / CHANGED).is_file():
-        return
-    about = model_files.load(Path(place), CHANGED)
+    about = changed_by(place)
     wanted = untrusted_input.typed(about, "weights_sha256", str, "")
     if wanted and (own := weight_digests.digest(model, _sha256)) != wanted:
         raise ConfigError(
             f"the adapter changes {about.get('name')} with weights {wanted[:12]}, and the weights of {model} are "
             f"{own[:12]}; serve the model of the training"
         )
+
+
+def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -> None:
+    """Raise ConfigError for an adapter of another model than the model at an address; UsageError, StoreError."""
+    config, _ = models.remote_config(model)
+    try:
+        shape = model_config(config)
+    except ConfigError:
+        return  # a model that only the engine supports
+    found.check(found.adapter, shape)
+    if not model.startswith(HUB):
+        return
+    repo, _, revision = model.partition("@")
+    check_names(found, commit, "--model", repo, revision if len(revision) == COMMIT_LENGTH else "")
+    about = changed_by(place)
+    if about.get("altered"):
+        name, origin = printable_line(about.get("name")), repo.removeprefix(HUB)
+        raise ConfigError(
+            f"the adapter changes {name}, an import of {origin} with other weights "
+            f"({printable_line(about['altered'])}); serve the artifact of the import"
+        )
+
+
+def changed_by(place: str) -> Mapping[str, Any]:
+    """Return the content of `changed_model.json` of an adapter; {} without the file. UnusableDocument, StoreError."""
+    if "://" not in place:
+        return model_files.load(Path(place), CHANGED) if (Path(place) / CHANGED).is_file() else {}
+    there = open_place(place)
+    at = there.current_revision()
+    if CHANGED not in there.listing(at=at):
+        return {}
+    return untrusted_input.mapping(there.read_small(CHANGED, at), model_files.CONFIG_BYTES)
 
 
 def change(

@@ -43,6 +43,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "arrow_config": (None,),
     "alora_invocation_tokens": (None,),
     "kasa_config": (None,),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # others change W at the start
     "megatron_config": (None,),
 }
 

@@ -224,8 +224,8 @@ def pairs(
 
 
 def write_config(folder: Path, adapter: AdapterConfig, changed: ChangedModel) -> None:
-    """Write adapter_config.json, which names the adapted model."""
-    is_hub = changed.source.startswith("hf://")
+    """Write adapter_config.json, which names the adapted model: a model of the hub only with the same weights."""
+    is_hub = changed.source.startswith("hf://") and not changed.altered
     base = changed.source.removeprefix("hf://") if is_hub else changed.name
     said = to_peft(adapter, base, changed.revision if is_hub else "")
     (folder / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,8 @@ from flows.specs.work import phase_changes
 from infra.errors import UsageError
 from packs.adapters.control.flags import AdapterFlags
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, sides, with_adapter
-from packs.adapters.trainer.lora import AdaptedLinear, Lora
+from packs.adapters.trainer.lora import AdaptedLinear, Lora, write_config
+from store.artifacts.artifacts import Store
 from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.model.test_model import IDS, LLAMA, QWEN2, QWEN3, random_model
 from tests.trainer.parallel.test_ranks import losses, spread
@@ -215,6 +216,30 @@ def test_settings_of_an_adapter_pass_through_the_file_of_a_step():
     assert AdapterConfig(rank=16, alpha=8, rslora=True).scaling == 2.0
 
 
+@pytest.mark.parametrize(
+    ("told", "altered", "base"),
+    [
+        ({"own_chat": True}, "", "us/one"),
+        ({"own_chat": False}, "rows for chat tokens", "imported/x"),
+        ({"own_chat": True, "format": "nanochat"}, "converted from nanochat", "imported/x"),
+        ({"own_chat": True, "source": "/models/one"}, "", "imported/x"),
+    ],
+)
+def test_adapter_names_a_model_of_the_hub_only_with_the_weights_of_the_training(tmp_path, told, altered, base):
+    draft = tmp_path / "draft"
+    (draft / "hf").mkdir(parents=True)
+    (draft / "hf" / "config.json").write_text("{}")
+    (draft / "hf" / "model.safetensors").write_bytes(bytes(8))
+    about = {"import": {"source": "hf://us/one", "revision": "c" * 40, **told}}
+    Store(tmp_path / "store").publish(draft, "imported/x", "f" * 64, about)
+    folder = Store(tmp_path / "store").path("imported/x", "f" * 64)
+    of = changes.changed_model(Input(name="imported/x", fingerprint="f" * 64), folder)
+    write_config(tmp_path, AdapterConfig(), of)
+    said = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (of.altered, said["base_model_name_or_path"]) == (altered, base)
+    assert said["revision"] == ("c" * 40 if base == "us/one" else None)
+
+
 @pytest.fixture
 def stored(tmp_path):
     """Return a folder with an adapter of the shape TINY, and a function that changes a file of JSON in the folder."""
@@ -250,6 +275,8 @@ def renamed(old: str, new: str):
         (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json"),
         (lambda folder: rewrite(folder, peft_type="VERA"), "peft_type is 'VERA'; supported: LORA"),
         (lambda folder: rewrite(folder, use_dora=True), "use_dora is True, which is not supported"),
+        (lambda folder: rewrite(folder, init_lora_weights="pissa_niter_4"), "init_lora_weights is 'pissa_niter_4'"),
+        (lambda folder: rewrite(folder, init_lora_weights="loftq"), "init_lora_weights is 'loftq', which is not suppo"),
         (lambda folder: rewrite(folder, r=0), "rank is 0"),
         (lambda folder: rewrite(folder, r="4"), "r is of the wrong kind"),
         (lambda folder: rewrite(folder, r=2), "instead of .* the adapter belongs to another model"),

@@ -15,24 +15,28 @@ from flows.specs.service import ServeSpec
 from infra.errors import HubUnreachable, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from packs.adapters.control.serving import ServedAdapterFlags, read_named
+from packs.adapters.control.serving import ServedAdapterFlags, read_named, resolve
 from packs.adapters.records.lora_config import MATRICES
 from packs.adapters.trainer.imported_adapter import StoredLora
+from serve.engine import models
 from serve.engine.models import ServedModel
 from serve.engines import command
 from serve.load import LoadTest
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.variants import Variant, can_load, vllm_rank
+from store.artifacts.model_files import CHANGED
 from store.manifest import StoreError
 from tests.end_to_end.conftest import installation as installation
 from tests.end_to_end.services import Installation, Traffic, say
+from tests.hub import FolderRepo, serving
+from tests.packs.adapters.test_lora import rewrite
 from tests.packs.adapters.test_lora import stored as stored
 from tests.trainer.conftest import TINY
 from tests.trainer.model.test_model import IDS, random_model
 from tests.world import ROOT
 from trainer.errors import Refused
-from trainer.model import export
+from trainer.model import export, huggingface
 from trainer.serving import completion_request, server
 
 
@@ -55,6 +59,29 @@ def written_adapter(folder: Path, rank: int = 2, layers: int = 2, width: int = 4
     return folder
 
 
+def config_of(layers: int = 2, width: int = 64) -> dict[str, object]:
+    """Return config.json of a model for the adapters of `written_adapter`."""
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": layers, "head_dim": width // 4}
+    shape = dataclasses.replace(TINY, **sizes, num_attention_heads=4, num_key_value_heads=4)
+    return huggingface.config_json(shape, "float32", 0, [1])
+
+
+@pytest.fixture
+def there(monkeypatch) -> str:
+    """Return the address of a model for adapters of rank 48."""
+    monkeypatch.setattr(models, "remote_config", lambda uri: (config_of(), 0))
+    return "hf://user/repo"
+
+
+def address(folder: Path, layers: int = 2, width: int = 64) -> str:
+    """Write a model without weights; return the address."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of(layers, width)))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return f"file://{folder}"
+
+
 def planned(tmp_path: Path, engine: str = "fake", model: str = "", **adapters: str) -> serve.Revision:
     (tmp_path / "model").mkdir(exist_ok=True)
     (tmp_path / "model" / "fake.json").write_text("{}")
@@ -69,9 +96,9 @@ def planned(tmp_path: Path, engine: str = "fake", model: str = "", **adapters: s
         return serve.plan(spec, journal, settings, print)
 
 
-def test_adapters_reserve_room_in_vllm_and_start_with_its_options(tmp_path):
+def test_adapters_reserve_room_in_vllm_and_start_with_its_options(tmp_path, there):
     one, two = written_adapter(tmp_path / "a", 2, width=64), written_adapter(tmp_path / "b", 48, width=64)
-    found = planned(tmp_path, "vllm-cpu", "hf://user/repo", legal=str(one), code=str(two))
+    found = planned(tmp_path, "vllm-cpu", there, legal=str(one), code=str(two))
     tuning = found.version.service.slipway.engine
     assert (tuning.variants, tuning.variant_rank) == (8, 48)
     assert {name: (each.source, each.rank) for name, each in found.variants.items()} == {
@@ -100,13 +127,44 @@ def test_adapters_reserve_room_in_vllm_and_start_with_its_options(tmp_path):
         ("vllm-cpu", {"a": "high"}, "vLLM serves ranks of at most 512"),
     ],
 )
-def test_impossible_adapter_of_a_service_is_refused(tmp_path, engine, adapters, said):
+def test_impossible_adapter_of_a_service_is_refused(tmp_path, monkeypatch, engine, adapters, said):
+    monkeypatch.setattr(models, "remote_config", lambda uri: (config_of(1, 600), 0))
     written_adapter(tmp_path / "a")
     (written_adapter(tmp_path / "torn") / "adapter_model.safetensors").unlink()
     written_adapter(tmp_path / "high", rank=600, layers=1, width=600)
     model = "" if engine == "fake" else "hf://user/repo"
     with pytest.raises(UsageError, match=said):
         planned(tmp_path, engine, model, **{name: str(tmp_path / one) for name, one in adapters.items()})
+
+
+@pytest.mark.parametrize(("layers", "width", "said"), [(3, 64, "2 blocks, and the model has 3"), (2, 32, "64 inputs")])
+def test_adapter_of_another_shape_than_the_model_at_an_address_is_refused(tmp_path, layers, width, said):
+    adapter = written_adapter(tmp_path / "a", width=64)
+    with pytest.raises(UsageError, match=f"the adapter .*a: .*{said}.*belongs to another model"):
+        resolve(str(adapter), address(tmp_path / "there", layers, width), Settings.load(ROOT))
+
+
+@pytest.mark.process
+def test_adapter_of_other_weights_than_the_model_of_the_hub_is_refused(tmp_path, monkeypatch):
+    adapter, commit = written_adapter(tmp_path / "a", width=64), "b" * 40
+    address(tmp_path / "there")
+
+    def resolved(said: dict[str, str], changed: dict[str, str], model: str = "hf://us/one") -> Variant:
+        rewrite(adapter, **{"base_model_name_or_path": "us/one", "revision": None, **said})
+        (adapter / CHANGED).write_text(json.dumps(changed))
+        return resolve(str(adapter), model, Settings.load(ROOT, environ={"HOME": str(tmp_path)}))
+
+    with serving({"us/one": FolderRepo(tmp_path / "there")}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert resolved({}, {}).rank == 2
+        assert resolved({"revision": commit}, {}).rank == 2  # the newest commit may differ in the documentation alone
+        with pytest.raises(UsageError, match="trained on them/other, and --model is us/one. Use --model hf://them/oth"):
+            resolved({"base_model_name_or_path": "them/other"}, {})
+        grown = {"name": "imported/one", "source": "hf://us/one", "altered": "rows for chat tokens"}
+        with pytest.raises(
+            UsageError, match="'imported/one', an import of us/one with other weights .*serve the artif"
+        ):
+            resolved({}, grown)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +243,9 @@ def test_adapters_are_settled_when_each_ready_replica_has_loaded_or_refused_them
     assert not variants.is_settled(wanted, ServiceRecord())
 
 
-def test_variants_of_a_service_keep_their_room_in_a_new_version(tmp_path):
+def test_variants_of_a_service_keep_their_room_in_a_new_version(tmp_path, there):
     adapter = written_adapter(tmp_path / "a", 48, width=64)
-    found = planned(tmp_path, "vllm-cpu", "hf://user/repo", legal=str(adapter))
+    found = planned(tmp_path, "vllm-cpu", there, legal=str(adapter))
     old = WantedService(versions=(found.version,), variants=found.variants)
     plain = dataclasses.replace(found.version, document={"name": "demo", "service": {"replicas": 1}})
     version, kept = variants.with_variants("demo", plain, {}, old, Settings.load(ROOT))
