@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from data.config import StepContext
-from data.events import enter_part
+from data.events import emit, enter_part
 from data.tokens import tokenizer as tokenizers
 from store import packs
 from store.artifacts import vocabulary
@@ -104,6 +104,8 @@ class PhaseRun:
         if self.ranks.is_first and self.changed != self.before:  # other processes receive the values at the start
             hf = export.folder_of_model(self.input(self.before))
             changes.check_base(hf, export.folder_of_model(self.input(self.changed)))
+            if said := changes.rounding_difference(hf, kind.rounding(self.config, model.compute_dtype)):
+                emit("note", text=f"{self.config.phase}: {said}", alarm=True)
             kind.restore(model, hf)
         self.sharding = self.placement.learning(model)
         return model

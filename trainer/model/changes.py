@@ -182,6 +182,18 @@ def read_changed(folder: Path) -> ChangedModel:
         raise Refused(f"{folder}: {CHANGED}: {error}") from None
 
 
+def rounding_difference(folder: Path, rounding: str) -> str:
+    """Return the difference between the rounding of the model under the change in `folder`, and `rounding`; "" = none.
+
+    Raises Refused.
+    """
+    before = read_changed(folder).rounding if (folder / CHANGED).is_file() else ""
+    if before == rounding:
+        return ""
+    words = [f"a model rounded from {one}" if one else "the unrounded model" for one in (before, rounding)]
+    return f"the change was trained beside {words[0]}, and continues beside {words[1]}"
+
+
 def changed_model(base: Input, folder: Path) -> ChangedModel:
     """Return the record of the artifact `base`, with its files in `folder`, as the model that a change belongs to.
 

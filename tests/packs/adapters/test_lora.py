@@ -240,6 +240,22 @@ def test_adapter_names_a_model_of_the_hub_only_with_the_weights_of_the_training(
     assert said["revision"] == ("c" * 40 if base == "us/one" else None)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("bfloat16", "", "beside a model rounded from bfloat16, and continues beside the unrounded model"),
+        ("", "float32", "beside the unrounded model, and continues beside a model rounded from float32"),
+        ("bfloat16", "bfloat16", ""),
+        ("", "", ""),
+    ],
+)
+def test_other_rounding_of_the_model_in_a_later_phase_is_reported(tmp_path, before, now, said):
+    of = changes.ChangedModel(name="x", fingerprint="y", weights_sha256="z", rounding=before)
+    changes.write_changed(tmp_path, of)
+    found = changes.rounding_difference(tmp_path, now)
+    assert said in found and bool(said) == bool(found)
+
+
 @pytest.fixture
 def stored(tmp_path):
     """Return a folder with an adapter of the shape TINY, and a function that changes a file of JSON in the folder."""
