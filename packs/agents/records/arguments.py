@@ -11,9 +11,16 @@ from typing import Any, TypeVar
 
 from data.errors import ConfigError
 
-TEXT = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/,=?+-]{0,199}")  # neither a space nor a dash in front: never a flag
-SOURCE = re.compile(r"(?:pydocs|fineweb|hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(?:[@/:?][A-Za-z0-9@._:/,=?+-]{0,150})?)")
-MODEL = re.compile(r"(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9._-]+){0,3}(?:@[A-Za-z0-9._-]{1,64})?")
+TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:,-]{0,199}")  # neither a space nor a dash in front: never a flag
+# A name of a recipe, never a file: a file may name a reward, which is code that runs with keys.
+PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?<!\.yaml)(?<!\.yml)")
+NO_PARENT = r"(?!.*\.\.)"  # no folder above the named folder
+SOURCE = re.compile(
+    rf"{NO_PARENT}(?:pydocs|fineweb|hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(?:[@/:?][A-Za-z0-9@._:/,=?+-]{{0,150}})?)"
+)
+MODEL = re.compile(
+    rf"{NO_PARENT}(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9._-]+){{0,3}}(?:@[A-Za-z0-9._-]{{1,64}})?"
+)
 RUN = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 PLAN = re.compile(r"plan-[A-Za-z0-9_-]{8,32}")
 OPTION = re.compile(r"[a-z][a-z0-9_.]{0,63}=[A-Za-z0-9][A-Za-z0-9._,+-]{0,63}")
@@ -46,7 +53,7 @@ class MachineArguments:
 class PlanArguments(MachineArguments):
     kind: str = argument("train", "train (launch) or serve (serve_up)", form=re.compile("train|serve"))
     phase: str = argument("sft", "train: phases, such as base, sft, sft+rl, all", form=PHASE)
-    profile: str = argument("", "train: recipe, such as smoke, d12, qwen3_0.6b; see docs_search", form=TEXT)
+    profile: str = argument("", "train: recipe, such as smoke, d12, qwen3_0.6b; see docs_search", form=PROFILE)
     source: str = argument("", "train: text: pydocs, fineweb or hf://user/name", form=SOURCE)
     init: str = argument("", "train: start model: hf://user/name or an artifact of the store", form=MODEL)
     task: str = argument("", "train: task of rl: sort, gsm8k, math, mbpp", form=re.compile("|".join(TASKS)))

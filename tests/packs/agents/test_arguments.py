@@ -12,6 +12,7 @@ from packs.agents.control.answers import MOST_BYTES, bounded, clean
 from packs.agents.control.inv_lines import _flags
 from packs.agents.records.arguments import PlanArguments, read, schema
 from packs.agents.records.tools import TOOLS
+from trainer.recipes import PROFILES, is_file
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),
@@ -34,6 +35,14 @@ JSON = st.recursive(
         ({"spend_usd": 1, "source": "mine.jsonl"}, "source is"),
         ({"spend_usd": 1, "init": "../secret"}, "init is"),
         ({"spend_usd": 1, "init": "/root"}, "init is"),
+        ({"spend_usd": 1, "init": "docs/../../x"}, "init is"),
+        ({"spend_usd": 1, "model": "docs/../../x"}, "model is"),
+        ({"spend_usd": 1, "source": "hf://a/b/../../c"}, "source is"),
+        ({"spend_usd": 1, "profile": "infra/../../../tmp/p.yaml"}, "profile is"),
+        ({"spend_usd": 1, "profile": "examples/profile"}, "profile is"),
+        ({"spend_usd": 1, "profile": "mine.yaml"}, "profile is"),
+        ({"spend_usd": 1, "profile": "mine.yml"}, "profile is"),
+        ({"spend_usd": 1, "gpu": "a/b"}, "gpu is"),
         ({"spend_usd": 1, "model": "s3://bucket/x"}, "model is"),
         ({"spend_usd": 1, "task": "mine.jsonl"}, "task is"),
         ({"spend_usd": 1, "options": "sft.rows=2"}, "options must be a list"),
@@ -46,6 +55,11 @@ JSON = st.recursive(
 def test_wrong_arguments_are_refused_in_words(said, wrong):
     with pytest.raises(ConfigError, match=wrong):
         read(PlanArguments, said)
+
+
+@pytest.mark.parametrize("name", [*PROFILES, "qwen3_0.6b", "yaml"])
+def test_every_recipe_can_be_named_and_no_recipe_is_a_file(name):
+    assert read(PlanArguments, {"spend_usd": 1, "profile": name}).profile == name and not is_file(name)
 
 
 @given(
