@@ -28,10 +28,10 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from infra.units import moment
 from packs.agents.control.account import Account
 from packs.agents.control.calls import Calls
 from packs.agents.control.ending import end_all
+from packs.agents.control.inv_lines import log
 from packs.agents.control.place import folder, open_folder, remove_open_folder
 from packs.agents.control.starts import forget_interrupted
 from packs.agents.control.time_left import refusal
@@ -119,10 +119,6 @@ def serve(name: str, settings: Settings) -> None:
         finally:
             place.unlink(missing_ok=True)
             broker.shutdown()
-
-
-def log(text: str) -> None:
-    print(f"{moment(time.time())} {text}", file=sys.stderr, flush=True)
 
 
 def main(name: str) -> int:

@@ -8,15 +8,23 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infra.checkout import ROOT
-from infra.errors import SlipwayError
+from infra.errors import LimitHit, SlipwayError
+from infra.units import moment
 from store.untrusted_input import printable
 
-ANSWER_S = 900.0  # of a command; a launch returns when the supervisor has taken the run over
+ANSWER_S = 900.0  # of a command that rents nothing
 SHOWN = 700  # letters of an error
+ALARM = "ALARM: "  # first word of an error about any machine of the owner, after a command that has worked
+
+
+def log(text: str) -> None:
+    """Write a line to the log of the broker, which the owner reads."""
+    print(f"{moment(time.time())} {text}", file=sys.stderr, flush=True)
 
 
 class CommandFailed(SlipwayError):
@@ -30,8 +38,32 @@ class InvLines:
         """Return the output of a command. Raises CommandFailed.
 
         words: bare words behind the command. held: file descriptors that the process keeps open, such as a lock that
-        must outlive this process.
+        must outlive this process; such a line rents, and ends at the limits of the run.
         """
+        done = self._run(command, flags, words, held)
+        said = _error(command, done.stderr)
+        if done.returncode and not (done.returncode == LimitHit.exit_code and said.startswith(ALARM)):
+            raise CommandFailed(printable(said)[:SHOWN] or _failed(command, done.returncode))
+        return done.stdout
+
+    def json(self, command: str, flags: Mapping[str, Any], words: Sequence[str] = (), held: Sequence[int] = ()) -> Any:
+        """Return the JSON document of a command; for the rest, see `text`. Raises CommandFailed."""
+        done = self._run(command, {**flags, "json": True}, words, held)
+        try:
+            said, _ = json.JSONDecoder().raw_decode(done.stdout.lstrip())
+        except ValueError:
+            raise CommandFailed(_failed(command, done.returncode)) from None
+        if done.returncode and isinstance(said, dict) and "error" in said:
+            raise CommandFailed(printable(str(said["error"]))[:SHOWN])
+        # After its document, a command exits with this code because of any machine of the owner that is past a limit.
+        if done.returncode not in (0, LimitHit.exit_code):
+            raise CommandFailed(_failed(command, done.returncode))
+        return said
+
+    def _run(
+        self, command: str, flags: Mapping[str, Any], words: Sequence[str], held: Sequence[int]
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command; copy the messages of a failed command to the log of the broker, for the owner only."""
         line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), command, *words, *_flags(flags)]
         environ = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
         try:
@@ -43,24 +75,25 @@ class InvLines:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=ANSWER_S,
+                timeout=None if held else ANSWER_S,
                 pass_fds=tuple(held),
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
             raise CommandFailed(f"inv {command} has not ended after {ANSWER_S:g} s; see: status") from None
         if done.returncode:
-            said = printable(done.stderr.strip()[-SHOWN:])
-            raise CommandFailed(said or f"inv {command} failed with exit code {done.returncode}")
-        return done.stdout
+            log(f"inv {command} exited with code {done.returncode}: {printable(done.stderr.strip())}")
+        return done
 
-    def json(self, command: str, flags: Mapping[str, Any], words: Sequence[str] = (), held: Sequence[int] = ()) -> Any:
-        """Return the JSON document of a command. Raises CommandFailed."""
-        said = self.text(command, {**flags, "json": True}, words, held)
-        try:
-            return json.loads(said)
-        except ValueError:
-            raise CommandFailed(f"inv {command} printed no JSON document") from None
+
+def _error(command: str, stderr: str) -> str:
+    """Return the error of a command without the lines before, which may be about other runs of the owner."""
+    before, head, said = stderr.rpartition(f"inv {command}: ")
+    return said.strip() if head else ""
+
+
+def _failed(command: str, code: int) -> str:
+    return f"inv {command} failed with exit code {code}; the owner sees the messages in the log of the broker"
 
 
 def _flags(flags: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,8 @@ def call(folder: Path, name: str, token: str, tool: str, arguments: Any) -> dict
             made.sendall(json.dumps({"token": token, "tool": tool, "arguments": arguments}).encode() + b"\n")
             with made.makefile("rb") as file:
                 line = file.readline()
+    except TimeoutError:
+        return {"refused": "no answer yet; the call may have had effect: call status"}
     except OSError as error:
         return {"refused": f"the broker cannot be reached ({error}); the owner sees: inv allow --list"}
     if not line:

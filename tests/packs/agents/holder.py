@@ -21,6 +21,11 @@ def billing(world: World) -> list[str]:
     return [pod["id"] for pod in market_of(world).truth()["pods"] if pod["micro_usd_per_hour"]]
 
 
+def is_cut_off(said: dict[str, Any]) -> bool:
+    """Return whether a start was refused, or answered before its end: a loaded machine boots slowly."""
+    return "refused" in said or "state" in said["result"]
+
+
 class Agent:
     """The holder of a token: calls by the socket, as the MCP server does."""
 

@@ -1,0 +1,149 @@
+"""Lines of `inv` for the tools, and starts that outlast the patience of a client."""
+
+import shlex
+import socket
+import sys
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+import pytest
+
+from infra.agent.limits import boottime_s, read_clocks
+from infra.ledger import budgets
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from packs.agents.control import calls, files
+from packs.agents.control.inv_lines import CommandFailed, InvLines
+from packs.agents.control.plans import TRAIN, StartPlan
+from packs.agents.records import client
+from packs.agents.records.allowance import Allowance
+from tests.world import ROOT
+
+OTHER = "theirs (lium, 2.50 USD/h, since noon); they may still bill: theirs. Run: inv down theirs"
+ALARM = f'{{"error": "ALARM: the deletion of these pods is not proven: {OTHER}", "exit_code": 5}}'
+LATE = f"theirs: past a limit\ninv logs: ALARM: the deletion of these pods: {OTHER}"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Return a function that replaces `inv` by a program with this output."""
+
+    def replace(stdout: str, stderr: str, code: int) -> None:
+        path = tmp_path / "python"
+        path.write_text(
+            f"#!/bin/sh\nprintf %s {shlex.quote(stdout)}\nprintf %s {shlex.quote(stderr)} >&2\nexit {code}\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return replace
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "stdout, code, found, said",
+    [
+        ('{\n "run": "demo-1"\n}\n', 0, {"run": "demo-1"}, ""),
+        (f'{{"run": "demo-1"}}\n{ALARM}\n', 5, {"run": "demo-1"}, ""),  # the start has worked
+        ('[{"run": "demo-1"}]\n', 5, [{"run": "demo-1"}], ""),
+        ('{"error": "no offer", "exit_code": 3}\n', 3, None, "no offer"),
+        ('{"run": "demo-1"}\n', 1, None, "inv launch failed with exit code 1"),
+        ("", 5, None, "inv launch failed with exit code 5"),
+        ("", 137, None, "inv launch failed with exit code 137"),
+    ],
+)
+def test_first_document_of_a_command_is_the_answer_and_other_runs_are_not_shown(program, stdout, code, found, said):
+    program(stdout, "theirs: past a limit, may still bill\ninv launch: theirs", code)
+    if not said:
+        assert InvLines().json("launch", {}) == found
+        return
+    with pytest.raises(CommandFailed, match=said) as raised:
+        InvLines().json("launch", {})
+    assert "theirs" not in str(raised.value)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "stderr, code, said",
+    [
+        ("", 0, ""),
+        (LATE, 5, ""),
+        ("theirs: past a limit\ninv logs: demo-1 has no log yet", 2, "demo-1 has no log yet"),
+        ("theirs: past a limit", 2, "inv logs failed with exit code 2"),
+    ],
+)
+def test_text_of_a_command_is_the_answer_and_an_error_has_no_lines_about_other_runs(program, stderr, code, said):
+    program("line 1\n", stderr, code)
+    if not said:
+        assert InvLines().text("logs", {}) == "line 1\n"
+        return
+    with pytest.raises(CommandFailed, match=said) as raised:
+        InvLines().text("logs", {})
+    assert "theirs" not in str(raised.value)
+
+
+def test_slow_start_is_answered_with_the_name_of_the_run_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
+    now = read_clocks()
+    one = Allowance(
+        name="demo",
+        token_sha256="a" * 64,
+        micro_usd=5_000_000,
+        begins=now.wall_s,
+        ttl_s=1e4,
+        boot_id=now.boot_id,
+        boot_s=now.boot_s,
+    )
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        budgets.open_budget(journal, one.budget, one.micro_usd, None)
+    settings = Settings.load(ROOT)
+    files.save(one, settings)
+    begun, may_end, lines = threading.Event(), threading.Event(), list[str]()
+
+    class Impatient(Future):
+        def result(self, timeout=None):
+            assert begun.wait(60)
+            raise FutureTimeout
+
+    def boot(self, command, flags, words=(), held=()):
+        lines.append(flags["run-name"])
+        begun.set()
+        assert may_end.wait(60)
+        return {}
+
+    monkeypatch.setattr(calls, "Future", Impatient)
+    monkeypatch.setattr(InvLines, "json", boot)
+    broker = calls.Calls("demo", settings)
+    plan = StartPlan(
+        plan_id="plan-aaaaaaaaaaaa",
+        at=boottime_s(),
+        kind=TRAIN,
+        flags={"ttl": "100s"},
+        machines=1,
+        micro_usd=1_000_000,
+        held_back=0,
+        machine="1 x L4 at lium",
+        max_price="0.30",
+    )
+    broker.plans.by_id[plan.plan_id] = plan
+    first, second = (broker.answer("launch", {"plan_id": plan.plan_id})["result"] for _ in range(2))
+    assert first == {"run": "demo-1", "state": "starting", "next": "status"}
+    assert second == {"state": "waits for another start", "next": "status"}
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.name.startswith("start "):
+            thread.join(60)
+    ends = {one["outcome"]: one.get("run") for one in broker.receipt.read().calls}
+    assert ends == {"done": "demo-1", "refused": None} and lines == ["demo-1"]
+
+
+@pytest.mark.process
+def test_call_without_an_answer_is_no_failed_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "socket"))
+        made.listen()
+        client.place_file(tmp_path, "demo").write_text(f"{tmp_path}/socket\n")
+        said = client.call(tmp_path, "demo", "t", "launch", {})
+    assert said == {"refused": "no answer yet; the call may have had effect: call status"}
