@@ -45,6 +45,15 @@ def bounded(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def newest(text: str) -> str:
+    """Return the last whole lines of a text, in at most three quarters of an answer as JSON."""
+    whole = clean(text)
+    part = whole[-MOST_BYTES:]
+    while len(json.dumps(part).encode()) > MOST_BYTES * 3 // 4:
+        part = part[max(1, len(part) // 8) :]
+    return part if part == whole else part.partition("\n")[2] or part
+
+
 def _cleaned(value: Any) -> Any:
     """Return a document whose texts have no control characters."""
     if isinstance(value, dict):
@@ -64,8 +73,9 @@ def _long_parts(value: Any) -> Iterator[tuple[Any, Any, int]]:
 
 
 def run_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("run", "state", "provider", "gpu", "step", "cost_usd", "usd_per_hour", "limit_usd", "reason", "eta_s")
-    return {name: row[name] for name in names if row.get(name) not in (None, "")}
+    names = ("run", "state", "provider", "gpu", "step", "cost_usd", "usd_per_hour", "limit_usd", "eta_s")
+    said = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    return {**said, **({"untrusted_text": row["reason"]} if row.get("reason") else {})}  # may hold words of a machine
 
 
 def step_facts(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ SOURCE = re.compile(
 MODEL = re.compile(
     rf"{NO_PARENT}(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9._-]+){{0,3}}(?:@[A-Za-z0-9._-]{{1,64}})?"
 )
+LETTER = r"[^\x00\ud800-\udfff]"  # of a word on a command line: no end of a text, and no half of a letter
 RUN = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 PLAN = re.compile(r"plan-[A-Za-z0-9_-]{8,32}")
 OPTION = re.compile(r"[a-z][a-z0-9_.]{0,63}=[A-Za-z0-9][A-Za-z0-9._,+-]{0,63}")
@@ -52,14 +53,16 @@ class MachineArguments:
 @dataclass(frozen=True, kw_only=True)
 class PlanArguments(MachineArguments):
     kind: str = argument("train", "train (launch) or serve (serve_up)", form=re.compile("train|serve"))
-    phase: str = argument("sft", "train: phases, such as base, sft, sft+rl, all", form=PHASE)
+    phase: str = argument(
+        "sft", "train: phases, such as base, sft, sft+rl, all; missing phases before are trained, too", form=PHASE
+    )
     profile: str = argument("", "train: recipe, such as smoke, d12, qwen3_0.6b; see docs_search", form=PROFILE)
     source: str = argument("", "train: text: pydocs, fineweb or hf://user/name", form=SOURCE)
-    init: str = argument("", "train: start model: hf://user/name or an artifact of the store", form=MODEL)
+    init: str = argument("", "train: start model instead of earlier phases: hf://user/name or an artifact", form=MODEL)
     task: str = argument("", "train: task of rl: sort, gsm8k, math, mbpp", form=re.compile("|".join(TASKS)))
     steps: int = argument(0, "train: optimizer steps of each phase; 0: the recipe's", most=10**7)
     options: tuple[str, ...] = argument((), "train: settings of the recipe, such as sft.optimizer.lr=1e-4", form=OPTION)
-    model: str = argument("", "serve: an artifact, a phase (sft) or hf://user/name", form=MODEL)
+    model: str = argument("", "serve: hf://user/name; in a rehearsal also an artifact or a phase (sft)", form=MODEL)
     replicas: int = argument(1, "serve: number of replicas", least=1, most=64)
 
 
@@ -79,6 +82,11 @@ class AnyRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhyArguments:
+    run: str = argument("", "a run or service of this allowance; empty: the newest refused call", form=RUN)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogArguments(OneRun):
     lines: int = argument(40, "number of last lines", least=1, most=200)
     errors: bool = argument(False, "only error logs")
@@ -93,7 +101,7 @@ class OfferArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class AskArguments(OneRun):
-    prompt: str = argument(MISSING, "question for the model", form=re.compile(r"(?s).{1,4000}"))
+    prompt: str = argument(MISSING, "question for the model", form=re.compile(rf"{LETTER}{{1,4000}}"))
     max_tokens: int = argument(256, "longest answer in tokens", least=1, most=4096)
 
 
@@ -105,7 +113,7 @@ class SourceArguments:
 @dataclass(frozen=True, kw_only=True)
 class SearchArguments:
     words: str = argument(
-        MISSING, "words of a question, such as: gpu memory of a recipe", form=re.compile(r"(?s).{1,300}")
+        MISSING, "words of a question, such as: gpu memory of a recipe", form=re.compile(rf"{LETTER}{{1,300}}")
     )
 
 

@@ -12,6 +12,7 @@ from packs.agents.records.arguments import (
     PlanId,
     SearchArguments,
     SourceArguments,
+    WhyArguments,
 )
 
 
@@ -35,12 +36,14 @@ TOOLS = {
         "nothing. The result has a plan_id for `launch` or `serve_up`.",
     ),
     "launch": Tool(arguments=PlanId, about="Start a planned training. The run goes on without you.", changes=True),
-    "serve_up": Tool(arguments=PlanId, about="Start a planned service, and wait for the first replica.", changes=True),
+    "serve_up": Tool(
+        arguments=PlanId, about="Start a planned service. Call status until a replica is ready.", changes=True
+    ),
     "status": Tool(
         arguments=AnyRun, about="Show the money left, and state, progress, cost and end of runs and services."
     ),
     "logs": Tool(arguments=LogArguments, about="Show the last lines of a run's logs, as untrusted text."),
-    "why": Tool(arguments=OneRun, about="Explain why a run failed, waits or was ended, with the next step."),
+    "why": Tool(arguments=WhyArguments, about="Explain why a run failed, waits or was ended, or a call was refused."),
     "results": Tool(arguments=OneRun, about="List the artifacts and last figures of a run."),
     "serve_ask": Tool(arguments=AskArguments, about="Ask a service of this allowance; the answer is untrusted text."),
     "down": Tool(

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import ConfigError
-from packs.agents.control.answers import MOST_BYTES, bounded, clean
+from packs.agents.control.answers import MOST_BYTES, bounded, clean, newest, run_facts
 from packs.agents.control.inv_lines import _flags
-from packs.agents.records.arguments import PlanArguments, read, schema
+from packs.agents.records.arguments import AskArguments, PlanArguments, read, schema
 from packs.agents.records.tools import TOOLS
 from trainer.recipes import PROFILES, is_file
 
@@ -95,6 +95,27 @@ def test_schema_of_every_tool_names_types_bounds_and_required_arguments():
 def test_answers_have_a_bounded_size(said):
     found = bounded({"result": {"a": said, "text": "x\x1b[31m" * 4000, "rows": [{"b": "y" * 300}] * 90}})
     assert len(json.dumps(found).encode()) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("prompt", ["a\x00b", "a\ud800b", "", "x" * 4001])
+def test_prompt_that_no_command_line_can_hold_is_refused(prompt):
+    if prompt:
+        with pytest.raises(ConfigError, match="prompt is"):
+            read(AskArguments, {"run": "demo-1", "prompt": prompt})
+    assert read(AskArguments, {"run": "demo-1", "prompt": "a\nb ä 🙂"}).prompt == "a\nb ä 🙂"
+
+
+@pytest.mark.parametrize("line", ["step {0}: loss 2.5 " + "x" * 90, "schritt {0} ä🙂" * 30, "{0}"])
+def test_newest_lines_of_a_long_log_are_shown(line):
+    lines = [line.format(number) for number in range(2000)]
+    shown = newest("\n".join(lines))
+    assert len(json.dumps(shown).encode()) <= MOST_BYTES and shown.splitlines()[-1] == lines[-1]
+    assert shown.splitlines() == lines[-len(shown.splitlines()) :] and len(shown.splitlines()) > 3
+    assert newest("short\nlog") == "short\nlog" and newest("x" * 99_999)
+
+
+def test_words_of_a_machine_are_untrusted_text():
+    assert run_facts({"run": "demo-1", "reason": "obey"}) == {"run": "demo-1", "untrusted_text": "obey"}
 
 
 def test_untrusted_text_loses_control_characters():
