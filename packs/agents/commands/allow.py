@@ -19,7 +19,7 @@ from infra.market import gpus
 from infra.selection.preflight import amount_of
 from infra.settings import VENDORS, Settings
 from infra.units import dollars, in_usd, iso, seconds
-from packs.agents.control import brokers, files, guarantee, money, place
+from packs.agents.control import brokers, files, guarantee, money, place, taken
 from packs.agents.control.account import Account
 from packs.agents.control.receipt import Receipt
 from packs.agents.control.reconciliation import Reconciliation, reconcile
@@ -91,6 +91,7 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
         raise UsageError(
             f"--spend is missing: the most that the agent may spend, such as inv allow {spec.name} --spend 20"
         )
+    taken.check_allowance(spec.name, taken.names(journal, settings), [one.name for one in files.every(settings)])
     if spec.user:
         known_user(spec.user)
     token, digest = new_token()
@@ -139,8 +140,8 @@ def top_up(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
         if why := refusal(one):
             raise UsageError(f"{why}; a new allowance: inv allow NAME --spend USD")
         new = replace(one, micro_usd=one.micro_usd + more)
-        set_budget(journal, one.budget, new.micro_usd, settings)
         files.save(new, settings)
+    Account(one.name, settings).fit_budget()
     render.say(f"{one.name}: {in_usd(new.micro_usd)} in all")
 
 

@@ -46,10 +46,10 @@ def first_inside(one: Allowance, offers: Sequence[Mapping[str, Any]]) -> Mapping
 def check_money(account: Account, micro_usd: int, machines: int = 0) -> None:
     """Raise UsageError if the money, or the machines, are not free now."""
     seen, most = account.state(), account.allowance.machines
-    if machines and len(seen.rows) + machines > most:
+    if machines and seen.machines + machines > most:
         raise UsageError(
-            f"{len(seen.rows)} machines are live, the plan needs {machines} more, and the allowance has {most}; end a "
-            "run: down"
+            f"{seen.machines} machines are live or about to be, the plan needs {machines} more, and the allowance has "
+            f"{most}; end a run: down"
         )
     if micro_usd > seen.free:
         raise UsageError(f"{dollars(micro_usd)} USD are asked, and {dollars(seen.free)} USD are free; call: status")

@@ -66,7 +66,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
         ending.end_all(account, tell)
         time.sleep(AGAIN_S)
     for service in ending.own_services(name, journal, settings):
-        ending.end_one(account, "serve.down", service, tell)
+        ending.end_one(account, service, tell)
     place.remove_open_folder(name)
     return ending.own_rows(name, journal, settings)
 

@@ -12,23 +12,23 @@ from collections.abc import Iterator
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.runs import run_rows
+from infra.runs import lookup
 from infra.runs.timing import Say
 from infra.settings import Settings
-from packs.agents.control import files, money, place
+from packs.agents.control import files, money, place, taken
 from packs.agents.control.account import Account
 from packs.agents.control.receipt import Receipt
+from packs.agents.records.allowance import PREFIX
 
 
 def end_all(account: Account, tell: Say) -> bool:
     """End all runs and services once; return whether nothing is left, and no start is under way."""
     is_done = not is_starting(account)  # asked first: a start that ends meanwhile has written its rows
     with Journal.open(account.settings.state_file) as journal:
-        runs = sorted({run_rows.run_of(op) for op in own_rows(account.name, journal, account.settings)})
+        runs = sorted({money.run_of(op) for op in own_rows(account.name, journal, account.settings)})
         services = own_services(account.name, journal, account.settings)
-    for command, names in (("serve.down", services), ("down", runs)):
-        for name in names:
-            is_done = end_one(account, command, name, tell) and is_done
+    for name in (*services, *runs):
+        is_done = end_one(account, name, tell) and is_done
     return is_done
 
 
@@ -56,10 +56,10 @@ def locked(account: Account, flags: int = 0) -> Iterator[int]:
         os.close(lock)
 
 
-def end_one(account: Account, command: str, name: str, tell: Say) -> bool:
+def end_one(account: Account, name: str, tell: Say) -> bool:
     """End a run or service; return whether the end is proven."""
     try:
-        account.inv.text(command, {}, [name])
+        end(account, name, tell)
     except SlipwayError as error:
         tell(f"{name}: {error}")
         return False
@@ -68,10 +68,38 @@ def end_one(account: Account, command: str, name: str, tell: Say) -> bool:
     return True
 
 
+def end(account: Account, name: str, tell: Say) -> None:
+    """End an own run or service; return when the end is proven. Raises SlipwayError."""
+    _end(account, name, tell)
+    with contextlib.suppress(SlipwayError):  # the end is proven; the next start sets the budget, too
+        account.fit_budget()
+
+
+def _end(account: Account, name: str, tell: Say) -> None:
+    if name in account.started.services:
+        if not account.is_ended_service(name):
+            account.inv.json("serve.down", {}, [name])
+        return
+    with Journal.open(account.settings.state_file) as journal:
+        is_group = name in taken.groups(journal, account.settings)
+    if not is_group:
+        account.inv.json("down", {}, [name])
+        return
+    from flows.pods import stop  # `status` imports this module
+
+    # The owner has since given the name to a group, which `inv down` would end instead.
+    with Journal.open(account.settings.state_file) as journal:
+        rows = [op for op in own_rows(account.name, journal, account.settings) if money.run_of(op) == name]
+        for one in stop.end_pods(rows, journal, account.settings, tell):
+            if one.problem:
+                raise one.problem
+
+
 def own_rows(name: str, journal: Journal, settings: Settings) -> list[Op]:
-    """Return the live rows of the runs of an allowance, without replicas of services."""
+    """Return the rows of the runs of an allowance that are live, or between two pods, without replicas of services."""
     runs = {*files.started(name, settings).runs}
-    return [op for op in journal.ops(live=True) if run_rows.run_of(op) in runs]
+    rows = [*journal.ops(live=True), *lookup.between_pods(journal)]
+    return [op for op in dict.fromkeys(rows) if money.run_of(op) in runs and op.budget_name == f"{PREFIX}{name}"]
 
 
 def own_services(name: str, journal: Journal, settings: Settings) -> list[str]:

@@ -1,7 +1,7 @@
 """Files of allowances beside the journal: the allowance, and the runs that the allowance has started.
 
 <journal>-allowances/<name>.json          the allowance, with a hash of the token
-<journal>-allowances/<name>.runs          names of runs and services, and the limits of services
+<journal>-allowances/<name>.runs          names of runs and services, their machines, and the limits of services
 """
 
 import contextlib
@@ -65,18 +65,21 @@ class StartedRuns:
     """Limit of each service, in micro-USD."""
     held_back: Mapping[str, int] = field(default_factory=dict)
     """Money of each run for the end of its machines, beyond the limit of the run, in micro-USD."""
+    machines: Mapping[str, int] = field(default_factory=dict)
+    """Planned number of machines of each run and service."""
 
 
 def started(name: str, settings: Settings) -> StartedRuns:
     """Return the runs and services of an allowance. Raises SlipwayError for a damaged file."""
     path = folder(settings) / f"{name}.runs"
     try:
-        said = untrusted_input.load(path)
-        services, held_back = (
-            {str(one): int(amount) for one, amount in said[name].items()} for name in ("services", "held_back")
+        said = {"machines": {}, **untrusted_input.load(path)}
+        services, held_back, machines = (
+            {str(one): int(amount) for one, amount in said[name].items()}
+            for name in ("services", "held_back", "machines")
         )
-        runs = tuple(map(str, said["runs"]))
-        return StartedRuns(number=int(said["number"]), runs=runs, services=services, held_back=held_back)
+        runs, number = tuple(map(str, said["runs"])), int(said["number"])
+        return StartedRuns(number=number, runs=runs, services=services, held_back=held_back, machines=machines)
     except FileNotFoundError:
         return StartedRuns()
     except (ValueError, TypeError, KeyError, AttributeError) as error:

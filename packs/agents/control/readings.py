@@ -8,9 +8,12 @@ from typing import Any
 from infra.errors import UsageError
 from infra.settings import MARKET
 from infra.units import dollars
+from packs.agents.control import ending
 from packs.agents.control.account import SHOWN, Account
 from packs.agents.control.admission import check_machine, is_inside, provider_of
-from packs.agents.control.answers import clean, run_facts, service_row_facts, step_facts
+from packs.agents.control.answers import clean, newest, run_facts, service_row_facts, step_facts
+from packs.agents.control.inv_lines import log
+from packs.agents.control.receipt import Receipt
 from packs.agents.control.time_left import left_s
 from packs.agents.records.arguments import (
     AnyRun,
@@ -20,6 +23,7 @@ from packs.agents.records.arguments import (
     OneRun,
     SearchArguments,
     SourceArguments,
+    WhyArguments,
 )
 
 SHOWN_OFFERS = 8
@@ -47,22 +51,45 @@ def status(account: Account, asked: AnyRun) -> dict[str, Any]:
         "spent_usd": dollars(seen.spent),
         "total_usd": dollars(seen.total),
         "live_machines": len(seen.rows),
+        "counted_machines": seen.machines,
         "most_machines": one.machines,
         "ends_in_s": round(left_s(one)),
         "runs": [run_facts(row) for row in rows[:SHOWN]],
         "services": [service_row_facts(row) for row in services[:SHOWN]],
+        "next": "logs, why, results, down" if rows or services else "plan",
     }
 
 
 def logs(account: Account, asked: LogArguments) -> dict[str, Any]:
     command = "serve.logs" if asked.run in account.started.services else "logs"
     flags = {"tail": asked.lines} | ({"errors": asked.errors} if command == "logs" else {})
-    return {"untrusted_text": clean(account.inv.text(command, flags, [account.own(asked.run)]))}
+    text = account.inv.text(command, flags, [account.own(asked.run, is_at_work=True)])
+    return {"untrusted_text": newest(text), "next": "status, why"}
 
 
-def why(account: Account, asked: OneRun) -> dict[str, Any]:
-    found = account.inv.json("why", {}, [account.own(asked.run)])
-    return {"cause": found.get("cause"), "lines": [clean(str(line)) for line in found.get("lines", [])]}
+def why(account: Account, asked: WhyArguments) -> dict[str, Any]:
+    if not asked.run:
+        return why_refused(account)
+    found = account.inv.json("why", {}, [account.story_of(account.own(asked.run))])
+    cause = found.get("cause") or {}
+    lines = [clean(str(line)) for line in (cause.get("says", ""), *found.get("lines", ())) if line]
+    # The command of the cause is a command of the owner; the lines hold words of machines and vendors.
+    return {
+        "cause": cause.get("name"),
+        "for_the_owner": cause.get("then"),
+        "untrusted_text": lines,
+        "next": "logs, results, plan",
+    }
+
+
+def why_refused(account: Account) -> dict[str, Any]:
+    """Return the newest refused call, with the reason."""
+    calls = Receipt(account.name, account.settings).read().calls
+    call = next((one for one in reversed(calls) if one.get("outcome") == "refused"), None)
+    if call is None:
+        return {"message": "no call was refused", "next": "status"}
+    names = ("at", "tool", "plan_id", "run", "why")
+    return {"refused_call": {name: call[name] for name in names if name in call}, "next": "status, plan"}
 
 
 def results(account: Account, asked: OneRun) -> dict[str, Any]:
@@ -74,16 +101,18 @@ def results(account: Account, asked: OneRun) -> dict[str, Any]:
 
 
 def serve_ask(account: Account, asked: AskArguments) -> dict[str, Any]:
-    flags = {"endpoint": account.own(asked.run), "prompt": asked.prompt, "max-tokens": asked.max_tokens}
-    return {"untrusted_text": clean(account.inv.text("chat", flags))}
+    flags = {
+        "endpoint": account.own(asked.run, is_at_work=True),
+        "prompt": asked.prompt,
+        "max-tokens": asked.max_tokens,
+    }
+    return {"untrusted_text": clean(account.inv.text("chat", flags)), "next": "serve_ask, down"}
 
 
 def down(account: Account, asked: OneRun) -> dict[str, Any]:
     name = account.own(asked.run)
-    if name in account.started.services:
-        account.inv.text("serve.down", {}, [name])
-        return {"ended": [name], "next": "status"}
-    return {"ended": account.inv.json("down", {}, [name]).get("ended"), "next": "status"}
+    ending.end(account, name, log)
+    return {"ended": [name], "next": "status"}
 
 
 def shard_preview(account: Account, asked: SourceArguments) -> dict[str, Any]:
@@ -93,7 +122,7 @@ def shard_preview(account: Account, asked: SourceArguments) -> dict[str, Any]:
         text = next(iter(sorted(Path(scratch).rglob("*.txt"))), None)
         documents = text.read_text(errors="replace").splitlines()[:SHOWN_DOCUMENTS] if text else []
     facts = {name: made.get(name) for name in ("documents", "bytes", "source") if name in made}
-    return {**facts, "untrusted_text": [clean(one[:1000]) for one in documents]}
+    return {**facts, "untrusted_text": [clean(one[:1000]) for one in documents], "next": "plan"}
 
 
 def docs_search(account: Account, asked: SearchArguments) -> dict[str, Any]:
@@ -101,4 +130,5 @@ def docs_search(account: Account, asked: SearchArguments) -> dict[str, Any]:
     if not words:
         raise UsageError("words must hold at least one word")
     found = account.inv.json("docs", {}, words)
-    return {"paragraphs": [{"page": f"{one['page']}:{one['line']}", "text": one["text"]} for one in found]}
+    paragraphs = [{"page": f"{one['page']}:{one['line']}", "text": one["text"]} for one in found]
+    return {"paragraphs": paragraphs, "next": "plan"}

@@ -44,19 +44,18 @@ def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[st
     """Start a planned training."""
     with admitted(account, plans, asked, TRAIN, note) as start:
         flags = {**start.flags, "run-name": start.run, "ttl": start_ttl(start, account.allowance)}
-        account.inv.json("launch", flags, held=[start.lock])
+        said = account.inv.json("launch", flags, held=[start.lock])
+        if start.run not in account.own_names():
+            same = said.get("run") if said.get("run") in account.own_names() else None
+            message = "the same work is at work" if same else "every artifact exists; no machine was rented"
+            return {"rented": False, "message": message, **({"same_as": same} if same else {}), "next": "status"}
     return {**start.shown, "next": "status"}
 
 
 def serve_up(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[str, Any]:
     """Start a planned service."""
     with admitted(account, plans, asked, SERVICE, note) as start:
-        account.remember_service(start.run, start.plan.micro_usd)
-        try:
-            account.inv.json("serve.up", start.flags, [start.run], [start.lock])
-        except SlipwayError:
-            account.forget_unstarted_service(start.run)
-            raise
+        account.inv.json("serve.up", start.flags, [start.run], [start.lock])
     return {**start.shown, "next": "status, serve_ask"}
 
 
@@ -70,18 +69,25 @@ def admitted(account: Account, plans: Plans, asked: PlanId, kind: str, note: Not
         plan = plans.find(asked.plan_id, kind)
         check_money(account, plan.micro_usd, plan.machines)
         plans.remove(plan.plan_id)
-        run = account.new_run(plan.held_back)
+        run = account.new_run(plan.held_back, plan.machines, plan.micro_usd if kind == SERVICE else 0)
         limit = {"limit_usd": dollars(plan.micro_usd), "machine": plan.machine, "usd_per_hour": plan.max_price}
-        note({"plan_id": plan.plan_id, "run": run, **limit})
         flags = {**plan.flags, "max-price": plan.max_price, "yes": True, "detach": True}
-        yield Start(plan=plan, run=run, flags=flags, lock=lock, ends=one.ends)
+        try:
+            account.fit_budget()
+            note({"plan_id": plan.plan_id, "run": run, **limit})
+            yield Start(plan=plan, run=run, flags=flags, lock=lock, ends=one.ends)
+        finally:
+            account.forget_unstarted(run)
+            with contextlib.suppress(SlipwayError):  # the next start sets the budget, too
+                account.fit_budget()
 
 
 def forget_interrupted(account: Account) -> None:
-    """Return the money of services whose start was interrupted by a kill; wait for the end of a start under way."""
+    """Return names and money of starts that a kill has interrupted; wait for the end of a start under way."""
     with locked(account):
-        for name in account.started.services:
-            account.forget_unstarted_service(name)
+        for name in account.started.runs:
+            account.forget_unstarted(name)
+        account.fit_budget()
 
 
 def start_ttl(start: Start, one: Allowance) -> str:

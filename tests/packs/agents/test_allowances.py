@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import UsageError
+from infra.errors import OutOfMoney, UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -129,7 +129,7 @@ def test_call_of_a_receipt_that_a_kill_has_cut_short_keeps_the_run_and_no_outcom
 
 
 def test_money_for_the_end_of_a_machine_stays_reserved_until_the_machine_is_gone(settings):
-    started = StartedRuns(runs=("demo-1", "demo-2"), held_back={"demo-1": 83_334, "demo-2": 83_334})
+    started = StartedRuns(runs=("demo-1",), held_back={"demo-1": 83_334})
     assert money.held_back(1_000_000, 1) == 83_334
     with Journal.open(settings.state_file) as journal:
         budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
@@ -138,15 +138,15 @@ def test_money_for_the_end_of_a_machine_stays_reserved_until_the_machine_is_gone
         op = journal.plan(token="t1", run="demo-1", vendor="lium", **row)
         assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd - 900_000 - 83_334
         journal.advance(op, "unsent")
-        assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd
+        starting = money.state(ONE, started, journal, 1.0)
+        assert starting.free == starting.for_runs == ONE.micro_usd - 83_334
 
 
 def test_money_of_a_service_whose_start_was_killed_returns_after_the_end_of_the_start(settings):
     files.save(ONE, settings)
     account = Account("demo", settings)
     for name in ("demo-1", "demo-2"):
-        assert account.new_run(0) == name
-        account.remember_service(name, 2_000_000)
+        assert account.new_run(0, 1, 2_000_000) == name
     with Journal.open(settings.state_file) as journal:
         budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
         journal.plan(
@@ -172,6 +172,67 @@ def test_open_folder_of_an_ended_allowance_is_removed(settings, tmp_path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = place.open_folder("demo")
     (found / "socket").touch()
+def test_budget_of_the_journal_has_no_money_of_services_and_ends_at_any_later_rent(settings):
+    files.save(ONE, settings)
+    account = Account("demo", settings)
+    assert [account.new_run(0, 1, 2_500_000), account.new_run(83_334, 1)] == ["demo-1", "demo-2"]
+    with Journal.open(settings.state_file) as journal:
+        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
+        account.fit_budget()
+        assert budgets.state(journal, ONE.budget).budget.amount == 2_500_000 - 83_334
+        row = {"budget_name": ONE.budget, "budget_run": "demo-2", "rate": 1_000_000, "cap": 2_500_000 - 83_334}
+        op = journal.plan(token="t1", run="demo-2", vendor="lium", **row)  # the reply was lost, the machine may exist
+        with pytest.raises(OutOfMoney), journal.writing():
+            budgets.admit(journal, journal.ops(), replace(op, token="t2"))
+        journal.advance(op, "unsent")
+        files.save(replace(ONE, micro_usd=6_000_000), settings)
+        account.fit_budget()  # after a top-up
+        assert budgets.state(journal, ONE.budget).budget.amount == 3_500_000
+        account.new_run(0, 1, 3_400_000)
+        account.fit_budget()
+        with pytest.raises(OutOfMoney):  # the owner resumes the ended run with the limit of its launch
+            budgets.reserve(journal, ONE.budget, "demo-2", 2_400_000)
+        account.forget_unstarted("demo-1")
+        account.fit_budget()
+        budgets.reserve(journal, ONE.budget, "demo-2", 2_400_000)
+
+
+@pytest.mark.parametrize(
+    "planned, live, counted",
+    [
+        ({"demo-1": 2, "demo-2": 1}, [], 3),  # starts under way, without a row yet
+        ({"demo-1": 2, "demo-2": 1}, ["demo-1"], 3),
+        ({"demo-1": 1, "demo-2": 1}, ["demo-1", "demo-1"], 3),  # one of the two may exist at a vendor
+        ({}, ["demo-1", "demo-2"], 2),  # a file without numbers
+        ({"demo-1": 1, "demo-2": 3}, ["demo-2"], 4),
+    ],
+)
+def test_machine_counts_from_the_start_to_the_end_of_its_run_or_service(settings, planned, live, counted):
+    started = StartedRuns(runs=("demo-1", "demo-2"), services={"demo-2": 1_000_000}, machines=planned)
+    with Journal.open(settings.state_file) as journal:
+        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
+        row = {"budget_name": ONE.budget, "budget_run": "demo-1"}
+        service = {"owner_kind": "service", "owner": "demo-2"}
+        ops = [
+            journal.plan(
+                token=f"t{number}",
+                run=f"{name}-{number}" if name == "demo-2" else name,
+                detached=number < len(live) - 1,  # a new machine needs the name
+                vendor="lium",
+                rate=1_000,
+                cap=900,
+                **(service if name == "demo-2" else row),
+            )
+            for number, name in enumerate(live)
+        ]
+        seen = money.state(ONE, started, journal, 1.0)
+        assert (seen.machines, len(seen.rows)) == (counted, len(live))
+        for op in ops:
+            journal.advance(op, "unsent")
+        left = sum(count for name, count in planned.items() if name not in live)
+        assert money.state(ONE, started, journal, 1.0).machines == left
+
+
     place.remove_open_folder("demo")
     place.remove_open_folder("demo")
     assert not found.exists()
