@@ -106,7 +106,7 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
         boot_s=now.boot_s,
         machines=spec.machines,
         providers=chosen(spec.providers, VENDORS, "providers"),
-        gpus=tuple(gpus.canonical_name(kind) for kind in spec.gpu.split(",") if kind),
+        gpus=chosen_gpus(spec.gpu),
         may=chosen(spec.may, MAY, "may"),
         user=spec.user,
     )
@@ -239,6 +239,13 @@ def chosen(said: str, known: Any, name: str) -> tuple[str, ...]:
     if odd := [word for word in found if word not in known]:
         raise UsageError(f"--{name}: {odd[0]} is unknown; known: {', '.join(known)}")
     return found
+
+
+def chosen_gpus(said: str) -> tuple[str, ...]:
+    """Return the kinds of GPUs of a list. Raises UsageError for a word that is near a known kind."""
+    for typed, near in gpus.typos(said).items():
+        raise UsageError(f"--gpu: no GPU is called {typed}; did you mean {near}?")
+    return tuple(gpus.canonical_name(kind) for kind, _ in gpus.read_set(said))
 
 
 def known_user(name: str) -> None:

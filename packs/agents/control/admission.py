@@ -20,9 +20,16 @@ def check_machine(one: Allowance, provider: str, gpu: str) -> None:
     """Raise UsageError for a provider or GPU outside of the allowance."""
     if provider and provider not in VENDORS:
         raise UsageError(f"the provider must be one of {', '.join(VENDORS)}")
-    for kind in gpu.split(","):
-        if why := one.refuse_machine(provider, gpus.canonical_name(kind) if kind else ""):
-            raise UsageError(why)
+    if provider and (why := one.refuse_provider(provider)):
+        raise UsageError(why)
+    for kind, _ in gpus.read_set(gpu):
+        if not covers(one, kind):
+            raise UsageError(f"the GPU {kind} is outside the allowance; inside: {', '.join(one.gpus)}")
+
+
+def covers(one: Allowance, gpu: str) -> bool:
+    """Return whether a GPU, and each kind of the GPU, is inside the allowance: H100 covers H100-SXM."""
+    return not one.gpus or any(gpus.is_asked(kind, gpus.canonical_name(gpu)) for kind in one.gpus)
 
 
 def provider_of(one: Allowance, typed: str) -> str:
@@ -32,7 +39,7 @@ def provider_of(one: Allowance, typed: str) -> str:
 
 
 def is_inside(one: Allowance, offer: Mapping[str, Any]) -> bool:
-    return not one.refuse_machine(str(offer["provider"]), str(offer.get("gpu") or ""))
+    return not one.refuse_provider(str(offer["provider"])) and covers(one, str(offer.get("gpu") or ""))
 
 
 def first_inside(one: Allowance, offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ class Allowance:
     providers: tuple[str, ...] = ()
     """Vendors; () = every vendor with a key."""
     gpus: tuple[str, ...] = ()
-    """Kinds of GPUs; () = every kind."""
+    """Kinds of GPUs, such as H100 or H100-SXM; () = every kind."""
     may: tuple[str, ...] = MAY
     """`rent`: launch trainings; `serve`: start services."""
     user: str = ""
@@ -66,12 +66,10 @@ class Allowance:
         """Return why the allowance does not cover `rent` or `serve`; "" if the allowance covers it."""
         return "" if what in self.may else f"the allowance {self.name} may {' and '.join(self.may)}, and not {what}"
 
-    def refuse_machine(self, provider: str, gpu: str) -> str:
-        """Return why a provider or a kind of GPU is outside the allowance; "" = inside. An empty word is inside."""
-        if provider and self.providers and provider not in self.providers:
+    def refuse_provider(self, provider: str) -> str:
+        """Return why a provider is outside the allowance; "" = inside."""
+        if self.providers and provider not in self.providers:
             return f"the provider {provider} is outside the allowance; inside: {', '.join(self.providers)}"
-        if gpu and self.gpus and gpu not in self.gpus:
-            return f"the GPU {gpu} is outside the allowance; inside: {', '.join(self.gpus)}"
         return ""
 
 

@@ -16,8 +16,10 @@ from infra.settings import Settings
 from packs.agents.commands import skill
 from packs.agents.control import ending, files, guarantee, money, place, starts
 from packs.agents.control.account import Account
+from packs.agents.commands.allow import chosen_gpus
 from packs.agents.control.files import StartedRuns
 from packs.agents.control.receipt import Receipt
+from packs.agents.control.admission import check_machine, is_inside
 from packs.agents.control.reconciliation import differences
 from packs.agents.records.allowance import Allowance, digest, new_token
 from tests.world import ROOT
@@ -63,11 +65,38 @@ def test_damaged_or_unknown_allowance_is_named_and_others_stay(settings):
 def test_allowance_ends_and_has_an_inside():
     assert ONE.refusal(50.0) == "" and "has ended" in ONE.refusal(0.0)
     assert "was revoked" in replace(ONE, is_revoked=True).refusal(50.0)
-    narrow = replace(ONE, providers=("lium",), gpus=("H100-SXM",), may=("rent",))
+    narrow = replace(ONE, providers=("lium",), may=("rent",))
     assert "may rent, and not serve" in narrow.refuse_kind("serve") and not narrow.refuse_kind("rent")
-    assert "runpod is outside" in narrow.refuse_machine("runpod", "H100-SXM")
-    assert "B200 is outside" in narrow.refuse_machine("lium", "B200")
-    assert narrow.refuse_machine("lium", "H100-SXM") == narrow.refuse_machine("", "") == ""
+    assert "runpod is outside" in narrow.refuse_provider("runpod") and not narrow.refuse_provider("lium")
+
+
+@pytest.mark.parametrize(
+    "kinds, inside, outside",
+    [
+        (
+            "H100,A100",
+            ["H100", "h100-sxm", "H100-PCIe", "A100-80GB-SXM", "H100:8,A100", "NVIDIA H100 PCIe"],
+            ["H200", "A10", "H100,L4"],
+        ),
+        ("H100-SXM", ["H100-SXM"], ["H100", "H100-PCIe"]),
+        ("", ["H100", "CustomGPU"], []),
+        ("RTXPRO6000", ["RTXPRO6000-MaxQ"], ["RTXPRO6000-MIG-1G.24GB"]),
+    ],
+)
+def test_kind_of_gpu_covers_every_form_of_the_gpu(kinds, inside, outside):
+    one = replace(ONE, gpus=chosen_gpus(kinds))
+    for gpu in inside:
+        check_machine(one, "", gpu)
+        assert all(is_inside(one, {"provider": "lium", "gpu": kind.partition(":")[0]}) for kind in gpu.split(","))
+    for gpu in outside:
+        with pytest.raises(UsageError, match="is outside the allowance"):
+            check_machine(one, "", gpu)
+    assert is_inside(one, {"provider": "lium", "gpu": None}) is (not kinds)
+
+
+def test_misspelt_kind_of_gpu_is_refused_with_the_near_kind():
+    with pytest.raises(UsageError, match="no GPU is called H1000; did you mean H100"):
+        chosen_gpus("A100,H1000")
 
 
 def written(settings, count: int = 4) -> Receipt:
