@@ -65,8 +65,9 @@ class Plans:
         limit = round(asked.spend_usd * 1e6)
         check_money(self.account, limit)
         if asked.kind == SERVICE:
-            flags = service_flags(one, asked)
-            shown = self.account.inv.json("serve.up", {**flags, "dry-run": True})
+            flags = service_flags(one, asked, bool(self.account.settings.rehearsal))
+            # Without a free name, a plan would update a service of the owner.
+            shown = self.account.inv.json("serve.up", {**flags, "dry-run": True}, [self.account.free_name()])
             found, offers, machines = answers.service_facts(shown), shown.get("placement"), asked.replicas
         else:
             flags = training_flags(one, asked, left)
@@ -122,6 +123,10 @@ def training_flags(one: Allowance, asked: PlanArguments, left: float) -> dict[st
         "profile": asked.profile,
         "source": asked.source,
         "init": asked.init,
+        # The owner's names of models stay with the owner's models, also if two allowances train the same recipe.
+        "tag": one.budget,
+        "move-tag": True,
+        "with-missing": True,  # the holder has no command that makes inputs on this machine
         "task": asked.task,
         "steps": asked.steps,
         "set": asked.options,
@@ -130,10 +135,17 @@ def training_flags(one: Allowance, asked: PlanArguments, left: float) -> dict[st
     }
 
 
-def service_flags(one: Allowance, asked: PlanArguments) -> dict[str, Any]:
+def service_flags(one: Allowance, asked: PlanArguments, is_rehearsed: bool) -> dict[str, Any]:
     """Return the flags of a service. Raises UsageError for an argument without meaning for a service."""
     if not asked.model:
-        raise UsageError("a service needs the argument model: an artifact, a phase or hf://user/name")
+        raise UsageError(
+            "a service needs the argument model: hf://user/name; in a rehearsal also an artifact or a phase"
+        )
+    if not (is_rehearsed or asked.model.startswith("hf://")):
+        raise UsageError(
+            f"the model {asked.model} is in the owner's store, and the machines of a service read hf://user/name only; "
+            "the owner can copy the model: inv ckpt.push --to hf://user/name"
+        )
     if asked.hours:
         raise UsageError("a service ends at spend_usd, with down, or with the allowance; leave out hours")
     return {**machine_flags(one, asked), "model": asked.model, "replicas": asked.replicas}

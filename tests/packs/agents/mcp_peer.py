@@ -39,7 +39,7 @@ async def main(python: str, root: str, name: str) -> None:
         plan = await ask("plan", spend_usd=2.5, phase="sft", profile="tiny")
         run = (await ask("launch", plan_id=plan["plan_id"]))["run"]
         await wait("runs", run, "succeeded", 45)
-        plan = await ask("plan", kind="serve", spend_usd=1.5, model="chatsft_checkpoints/tiny", gpu="RTX4090")
+        plan = await ask("plan", kind="serve", spend_usd=1.5, model="chatsft_checkpoints/allow-demo", gpu="RTX4090")
         service = (await ask("serve_up", plan_id=plan["plan_id"]))["run"]
         await wait("services", service, "READY", 75)
         answer = await ask("serve_ask", run=service, prompt="Who are you?", max_tokens=8)
