@@ -13,14 +13,14 @@ from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.settings import Settings
+from infra.ledger.spend import PodCost
 from packs.agents.commands import skill
 from packs.agents.control import ending, files, guarantee, money, place, starts
 from packs.agents.control.account import Account
 from packs.agents.commands.allow import chosen_gpus
 from packs.agents.control.files import StartedRuns
 from packs.agents.control.receipt import Receipt
-from packs.agents.control.admission import check_machine, is_inside
-from packs.agents.control.reconciliation import differences
+from packs.agents.control.reconciliation import differences, money_differences
 from packs.agents.records.allowance import Allowance, digest, new_token
 from tests.world import ROOT
 
@@ -290,6 +290,49 @@ def test_differences_between_calls_and_ledger_are_named():
 
 @pytest.fixture
 def open_home(monkeypatch):
+@pytest.mark.parametrize(
+    "call, is_starting, is_named",
+    [
+        ({"tool": "launch", "outcome": "done"}, False, True),
+        ({"tool": "launch", "outcome": "done", "rented": False}, False, False),  # every artifact exists
+        ({"tool": "serve_up", "outcome": "done"}, False, False),  # waits for a machine, or has ended without one
+        ({"tool": "launch", "outcome": "begun"}, False, True),
+        ({"tool": "launch", "outcome": "begun"}, True, False),
+    ],
+)
+def test_start_without_a_machine_is_a_difference_only_if_a_machine_was_due(call, is_starting, is_named):
+    assert bool(differences([{"run": "demo-1", **call}], [], set(), is_starting)) is is_named
+
+
+@pytest.mark.parametrize(
+    "quoted, billed, limit, said",
+    [
+        (200_000, 210_000, "1.00", []),
+        (200_000, None, "1.00", []),
+        (200_000, 300_001, "1.00", ["lium bills 0.31"]),  # 5 minutes cost 0.10
+        (200_000, 250_000, "0.24", ["the limit of the call is 0.24"]),
+        (900_000, 950_000, "0.50", ["the limit of the call is 0.50"]),
+    ],
+)
+def test_bill_above_price_and_time_and_cost_above_the_limit_are_named(quoted, billed, limit, said):
+    facts = {"token": "t", "run": "demo-1", "provider": "lium", "pod_id": "p", "micro_usd_per_hour": 1_200_000}
+    times = {"began_at": 0, "ended_at": 9, "elapsed_s": 9.0, "billed_at": 9}
+    line = PodCost(**facts, **times, quoted_micro_usd=quoted, billed_micro_usd=billed)
+    call = {"tool": "launch", "run": "demo-1", "outcome": "done", "limit_usd": limit}
+    found = money_differences([call], {"t": "demo-1"}, [line])
+    assert len(found) == len(said) and all(words in one for words, one in zip(said, found, strict=True)), found
+
+
+def test_bill_of_a_service_counts_if_the_bill_is_higher_than_price_and_time(settings):
+    started = StartedRuns(runs=("demo-1",), services={"demo-1": 100})
+    with Journal.open(settings.state_file) as journal:
+        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
+        journal.plan(token="t", run="demo-1-0", vendor="lium", owner_kind="service", owner="demo-1", rate=1, cap=9)
+        journal.record_cost("t", "vendor", 700_000)
+        seen = money.state(ONE, started, journal, 1.0)
+    assert seen.spent == 700_000 and seen.free == ONE.micro_usd - 700_000
+
+
     """Return a home that other users may enter, as pytest's folders are closed."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
