@@ -3,6 +3,8 @@
 Allowance, files of the owner -> `Guarantee`: holds or not, and each file that the user of the agent can read
 """
 
+import contextlib
+import grp
 import os
 import pwd
 import stat
@@ -17,7 +19,10 @@ from packs.agents.control.place import folder
 from packs.agents.records.allowance import Allowance
 from store import packs
 
-KEYS = (".env", ".netrc", ".aws/credentials", ".ssh", ".cache/huggingface/token", ".config/gcloud")
+KEYS = (".env", ".netrc", ".aws/credentials", ".ssh", ".cache/huggingface/token", ".config/gcloud", ".config/slipway")
+ROOT_LIKE = ("docker", "sudo", "wheel", "lxd", "disk", "adm")  # groups that can read files of other users
+NO_CODE = ("var",)  # folders of the checkout without code
+GIT = ("", "config", "hooks")  # git runs the commands in these files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,7 @@ def of(one: Allowance, settings: Settings) -> Guarantee:
     leaks = [*reachable(user.pw_uid, gids, settings)]
     if user.pw_uid == 0:
         leaks.append("the user is root, who reads every file")
+    leaks += root_like(gids)
     if leaks:
         return Guarantee(
             about=f"the user {one.user} can reach files of yours; until they are closed:", leaks=tuple(leaks)
@@ -59,22 +65,42 @@ def of(one: Allowance, settings: Settings) -> Guarantee:
 def reachable(uid: int, gids: set[int], settings: Settings) -> Iterator[str]:
     """Yield the files with keys, and the folders of code that runs with keys, that a user can read or change."""
     home = Path.home()
-    secret = [ROOT / ".env", settings.state_file, *(home / name for name in KEYS)]
+    secret = [ROOT / ".env", ROOT / "credentials" / ".env", settings.state_file, *(home / name for name in KEYS)]
+    # A folder that lists no names still lets a user read a file by a guessed name.
+    secret += [path for name in KEYS if (home / name).is_dir() for path in sorted((home / name).rglob("*"))]
+    secret += [
+        Path(one).expanduser() for one in [settings.google_credentials] if one and not one.lstrip().startswith("{")
+    ]
     secret += [PodKeys.for_journal(settings.state_file).folder]
     secret += [path for path in folder(settings).glob("*") if path.suffix != ".socket"]
     for path in secret:
         if path.exists() and may(path, uid, gids, stat.S_IROTH):
-            yield f"{path} can be read; run: chmod o-rwx {path}"
-    for path in (ROOT, ROOT / "inv", ROOT / "packs", ROOT / "infra"):
-        if may(path, uid, gids, stat.S_IWOTH):
-            yield f"{path} can be changed; run: chmod o-w {path}"
+            yield f"{path} can be read; run: chmod go-rwx {path}"
+    for paths in code(ROOT):
+        if found := next((path for path in paths if may(path, uid, gids, stat.S_IWOTH)), None):
+            yield f"{found} can be changed; run: chmod -R go-w {paths[0]}"
+
+
+def code(root: Path) -> Iterator[list[Path]]:
+    """Yield the checkout, then each part with its files and folders: the code runs with keys."""
+    yield [root]
+    yield [path for name in GIT if (path := root / ".git" / name).exists()]
+    for top in sorted(root.iterdir()):
+        if not (top.is_symlink() or top.name in NO_CODE or top.name.startswith(".")):
+            yield [top, *(path for path in sorted(top.rglob("*")) if path.exists() and not path.is_symlink())]
+
+
+def root_like(gids: set[int]) -> Iterator[str]:
+    """Yield the groups that give a user the rights of other users."""
+    for name in ROOT_LIKE:
+        with contextlib.suppress(KeyError):
+            if grp.getgrnam(name).gr_gid in gids:
+                yield f"the user is in the group {name}, which can read files of yours; run: gpasswd -d USER {name}"
 
 
 def may(path: Path, uid: int, gids: set[int], right: int) -> bool:
     """Return whether a user has a right (S_IROTH, S_IWOTH) on a path, and may enter all folders above."""
-    return all(_has(above, uid, gids, stat.S_IXOTH) for above in path.resolve().parents) and _has(
-        path, uid, gids, right
-    )
+    return _has(path, uid, gids, right) and all(_has(one, uid, gids, stat.S_IXOTH) for one in path.resolve().parents)
 
 
 def _has(path: Path, uid: int, gids: set[int], right: int) -> bool:

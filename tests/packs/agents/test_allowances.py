@@ -1,5 +1,6 @@
 """Records and receipts of allowances, and the files that a user of an agent can reach."""
 
+import grp
 import os
 import tempfile
 import threading
@@ -12,12 +13,13 @@ from infra.errors import OutOfMoney, UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.settings import Settings
 from infra.ledger.spend import PodCost
+from infra.settings import Settings
 from packs.agents.commands import skill
+from packs.agents.commands.allow import chosen_gpus
 from packs.agents.control import ending, files, guarantee, money, place, starts
 from packs.agents.control.account import Account
-from packs.agents.commands.allow import chosen_gpus
+from packs.agents.control.admission import check_machine, is_inside
 from packs.agents.control.files import StartedRuns
 from packs.agents.control.receipt import Receipt
 from packs.agents.control.reconciliation import differences, money_differences
@@ -162,45 +164,15 @@ def test_money_for_the_end_of_a_machine_stays_reserved_until_the_machine_is_gone
     assert money.held_back(1_000_000, 1) == 83_334
     with Journal.open(settings.state_file) as journal:
         budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
-        assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd
+        starting = money.state(ONE, started, journal, 1.0)
+        assert starting.free == starting.for_runs == ONE.micro_usd - 83_334
         row = {"budget_name": ONE.budget, "budget_run": "demo-1", "rate": 1_000_000, "cap": 900_000}
         op = journal.plan(token="t1", run="demo-1", vendor="lium", **row)
         assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd - 900_000 - 83_334
         journal.advance(op, "unsent")
-        starting = money.state(ONE, started, journal, 1.0)
-        assert starting.free == starting.for_runs == ONE.micro_usd - 83_334
+        assert money.state(ONE, started, journal, 1.0).free == ONE.micro_usd
 
 
-def test_money_of_a_service_whose_start_was_killed_returns_after_the_end_of_the_start(settings):
-    files.save(ONE, settings)
-    account = Account("demo", settings)
-    for name in ("demo-1", "demo-2"):
-        assert account.new_run(0, 1, 2_000_000) == name
-    with Journal.open(settings.state_file) as journal:
-        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
-        journal.plan(
-            token="t2",
-            run="demo-2-0",
-            vendor="lium",
-            owner_kind="service",
-            owner="demo-2",
-            rate=1_000_000,
-            cap=2_000_000,
-        )
-    assert account.state().free == ONE.micro_usd - 4_000_000
-    with ending.locked(account):  # as the process of `inv` holds the lock after the kill
-        waiting = threading.Thread(target=starts.forget_interrupted, args=(account,))
-        waiting.start()
-        waiting.join(0.2)
-        assert waiting.is_alive() and len(account.started.services) == 2
-    waiting.join()
-    assert account.state().free == ONE.micro_usd - 2_000_000 and [*account.started.services] == ["demo-2"]
-
-
-def test_open_folder_of_an_ended_allowance_is_removed(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = place.open_folder("demo")
-    (found / "socket").touch()
 def test_budget_of_the_journal_has_no_money_of_services_and_ends_at_any_later_rent(settings):
     files.save(ONE, settings)
     account = Account("demo", settings)
@@ -262,6 +234,36 @@ def test_machine_counts_from_the_start_to_the_end_of_its_run_or_service(settings
         assert money.state(ONE, started, journal, 1.0).machines == left
 
 
+def test_money_of_a_service_whose_start_was_killed_returns_after_the_end_of_the_start(settings):
+    files.save(ONE, settings)
+    account = Account("demo", settings)
+    for name in ("demo-1", "demo-2"):
+        assert account.new_run(0, 1, 2_000_000) == name
+    with Journal.open(settings.state_file) as journal:
+        budgets.open_budget(journal, ONE.budget, ONE.micro_usd, None)
+        journal.plan(
+            token="t2",
+            run="demo-2-0",
+            vendor="lium",
+            owner_kind="service",
+            owner="demo-2",
+            rate=1_000_000,
+            cap=2_000_000,
+        )
+    assert account.state().free == ONE.micro_usd - 4_000_000
+    with ending.locked(account):  # as the process of `inv` holds the lock after the kill
+        waiting = threading.Thread(target=starts.forget_interrupted, args=(account,))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive() and len(account.started.services) == 2
+    waiting.join()
+    assert account.state().free == ONE.micro_usd - 2_000_000 and [*account.started.services] == ["demo-2"]
+
+
+def test_open_folder_of_an_ended_allowance_is_removed(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = place.open_folder("demo")
+    (found / "socket").touch()
     place.remove_open_folder("demo")
     place.remove_open_folder("demo")
     assert not found.exists()
@@ -288,8 +290,6 @@ def test_differences_between_calls_and_ledger_are_named():
     assert not differences(calls[:1], rows[:1], {"t-demo-1"})
 
 
-@pytest.fixture
-def open_home(monkeypatch):
 @pytest.mark.parametrize(
     "call, is_starting, is_named",
     [
@@ -333,6 +333,8 @@ def test_bill_of_a_service_counts_if_the_bill_is_higher_than_price_and_time(sett
     assert seen.spent == 700_000 and seen.free == ONE.micro_usd - 700_000
 
 
+@pytest.fixture
+def open_home(monkeypatch):
     """Return a home that other users may enter, as pytest's folders are closed."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
@@ -354,6 +356,31 @@ def test_guarantee_lists_the_files_that_the_user_of_the_agent_can_read(settings,
     key.chmod(0o644)
     key.parent.chmod(0o700)
     assert not guarantee.may(key, nobody, {nobody}, 0o004) and guarantee.may(key, os.getuid(), set(), 0o004)
+
+
+def test_key_in_a_closed_folder_and_every_file_of_code_are_searched(settings, open_home, monkeypatch):
+    nobody, checkout = 65534, open_home.parent / "checkout"
+    paths = [open_home / ".ssh" / "id_ed25519", open_home / "google.json", checkout / "credentials" / ".env"]
+    paths += [checkout / "serve" / "a" / "b.py", checkout / "new.py", checkout / "var" / "x", checkout / ".git" / "x"]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+        path.chmod(0o666)
+    (open_home / ".ssh").chmod(0o711)
+    monkeypatch.setattr(guarantee, "ROOT", checkout)
+    seen = replace(settings, google_credentials=str(paths[1]))
+    found = [one.split(" can be ")[0] for one in guarantee.reachable(nobody, {nobody}, seen)]
+    assert found == [*map(str, (paths[2], paths[0], paths[1])), *map(str, (paths[2], paths[4], paths[3]))]
+    for path in paths:
+        path.chmod(0o600)
+    assert not [*guarantee.reachable(nobody, {nobody}, seen)]
+
+
+def test_member_of_a_group_with_the_rights_of_root_is_named():
+    assert [*guarantee.root_like(set())] == []
+    known = {one.gr_name: one.gr_gid for one in grp.getgrall()}
+    for name in {*guarantee.ROOT_LIKE} & known.keys():
+        assert any(f"the group {name}," in one for one in guarantee.root_like({known[name]}))
 
 
 def test_skill_is_generated_and_short():
