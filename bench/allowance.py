@@ -4,10 +4,11 @@ Run: python -m bench.allowance [--sequences N] [--seed N] [--out FILE]. Prints o
 dollars of the allowances, machines that nothing ends, and effects outside of the allowance.
 
 A sequence has one allowance, two agents with the same token, and 6 to 14 moves: plans and starts of trainings and
-services, each perhaps twice at once; invented, foreign and used plan ids; fuzzed arguments; a wrong token; other runs;
-ends; SIGKILL of broker, supervisor, launch, `serve.up` and MCP server; an agent that leaves during a call; lost, torn
-and dropped replies of vendors; a wall clock that is set by hours. The owner ends the allowance by `--revoke` or `down`,
-or its time ends. Nine of ten machines bill and never answer, which needs no processor; the others train or serve.
+services, each perhaps twice at once; invented and used plan ids, and ids of another allowance; fuzzed arguments; a
+wrong token; a run and a service of the owner with names that begin like names of the allowance; ends; SIGKILL of
+broker, supervisor, launch, `serve.up` and MCP server; an agent that leaves during a call; lost, torn and dropped
+replies of vendors; a wall clock that is set by hours. The owner ends the allowance by `--revoke` or `down`, or its time
+ends. Nine of ten machines bill and never answer, which needs no processor; the others train or serve.
 `bench/allowance_site.py` plays a sequence with real processes against the rehearsal.
 
 The arm `vendor client` plays the same sequence with the clients of the vendors, without limits: a launch rents the

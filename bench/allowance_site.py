@@ -23,12 +23,15 @@ from typing import Any
 
 from infra.agent.environments import cache_folder, environment
 from infra.agent.job import Limits
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.names import new_token
 from infra.rehearsal import attach
 from infra.selection import registry
 from infra.settings import Settings
 from packs.agents.records import client
+from packs.agents.records.allowance import PREFIX
 from scripts.project import debian
 from tests.faults.rented import offers_file, order
 from tests.faults.test_clocks import FAKETIME, SLEEPS, Clock
@@ -50,6 +53,12 @@ VICTIMS = {
 TRAINING = {"phase": "base", "profile": "tiny", "gpu": "L40S"}
 MODEL = ("launch", "--phase", "base", "--profile", "tiny", "--steps", "2", "--provider", "local", "--yes")
 SERVICE = {"kind": "serve", "model": "base", "gpu": "L40S"}
+OTHER = "other"  # a second allowance; the agents have no right to its plans
+# Work of the owner, on this machine; `inv` takes the name NAME-2 of an allowance for the beginning of these names.
+JOB = "run: sleep 100000\n"
+HERE = ("--provider", "local", "--detach", "--yes", "--rehearse")
+FOREIGN_RUN, FOREIGN_SERVICE = "2-of-the-owner", "3-of-the-owner"
+LOOK_S = 0.3  # between two counts of the live machines
 
 
 def python_with_sleeps(folder: Path) -> str:
@@ -70,6 +79,7 @@ class Site:
         sys.executable = python_with_sleeps(folder / "venv")
         extra = {"SLIPWAY_BOOT_S": "300", "SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())}
         self.world = World(folder, extra | (self.clock.environ if debian.find(FAKETIME) else {}))
+        self.owner = World(folder, extra)  # of work on this machine: guards do not sleep under the clock of a sequence
         self.python = environment.ensure("mcp", ROOT, cache_folder.default_cache(), "", print)
 
     def __enter__(self) -> "Site":
@@ -81,10 +91,15 @@ class Site:
         self.settings = Settings.load(ROOT, environ={**self.inside, attach.INSIDE: str(self.market.folder)})
         vendor = registry.provider(self.settings, "runpod")
         request, _ = order("runpod", "somebody-else")
-        self.world.inv(*MODEL, "--rehearse")
+        self.owner.inv(*MODEL, "--rehearse")
         self.foreign = vendor.create(
             request, vendor.offers(request)[0], new_token("somebody"), Limits(time_s=1e7)
         ).pod_id
+        (self.folder / "sleep.yaml").write_text(JOB)
+        (self.folder / "model").mkdir()
+        (self.folder / "model" / "fake.json").write_text(json.dumps({"words": [" A"]}))
+        said = self.world.json("allow", OTHER, "--spend", "1", "--ttl", "200h", "--gpu", "L40S", "--rehearse")
+        self.other = said["token"]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,7 +121,10 @@ class Site:
                                "--gpu", "L40S", "--rehearse")  # fmt: skip
         files = self.market.folder / "journal-allowances"
         record = hashlib.sha256((files / f"{name}.json").read_bytes()).hexdigest()
+        self.owner.inv("launch", str(self.folder / "sleep.yaml"), "-n", f"{name}-{FOREIGN_RUN}", *HERE)
+        self.owner.inv("serve.up", f"{name}-{FOREIGN_SERVICE}", "--model", str(self.folder / "model"), *HERE)
         agents = Agents(self, files, name, said["token"])
+        counting = Counting(self, name, one.machines)
         for move in one.moves:
             agents.move(move, found)
             time.sleep(move.pause_s)
@@ -120,6 +138,8 @@ class Site:
         elif one.ending == "down":
             self.world.run("down", name, "--rehearse")  # refuses an allowance that has ended
         left = self.await_end(name, before, until if one.ending == "time" else 0.0)
+        found.wrong += counting.end()
+        found.outside += self.judge_foreign(name, found.wrong)
         self.judge(name, before, left, agents, found)
 
     def judge(self, name: str, before: set[str], left: list[str], agents: "Agents", found: Any) -> None:
@@ -142,6 +162,26 @@ class Site:
         if differences := [one for one in said["differences"] if "the broker was killed" not in one]:
             found.wrong.append(f"the receipt differs: {'; '.join(differences)}")
 
+    def judge_foreign(self, name: str, wrong: list[str]) -> int:
+        """End the owner's run and service of a sequence; return the number that had ended, and say so in `wrong`."""
+        run, service = f"{name}-{FOREIGN_RUN}", f"{name}-{FOREIGN_SERVICE}"
+        with self.journal() as journal:
+            gone = [] if any(op.run == run for op in journal.ops(live=True)) else [run]
+            row = service_rows.find(journal, service)
+            gone += [] if row is not None and row.epoch == 1 else [service]
+        wrong += [f"{one} of the owner was ended or changed" for one in gone]
+        for command, one in (("down", run), ("serve.down", service)):
+            if one not in gone:
+                self.world.run(command, one, "--rehearse")
+        return len(gone)
+
+    def journal(self) -> Journal:
+        return Journal.open(Path(self.settings.state_file), self.inside)
+
+    def is_of(self, name: str, op: Op) -> bool:
+        """Return whether a row belongs to an allowance."""
+        return op.budget_name == f"{PREFIX}{name}" or op.service.startswith(f"{name}-") and op.rate > 0
+
     def await_end(self, name: str, before: set[str], ends: float) -> list[str]:
         """Return the new machines that still bill QUIET_S after the end, [] after the end of machines and broker.
 
@@ -151,8 +191,8 @@ class Site:
         until = max(looked, ends) + QUIET_S
         while time.monotonic() < until:
             billing = [pod["id"] for pod in self.machines() if pod["id"] not in before and pod["micro_usd_per_hour"]]
-            with Journal.open(Path(self.settings.state_file), self.inside) as journal:
-                live = journal.ops(live=True)
+            with self.journal() as journal:
+                live = [op for op in journal.ops(live=True) if self.is_of(name, op)]
                 is_served = f"{client.LEASE}{name}" in journal.leases.held_names()
             if not (billing or live or is_served):
                 return []
@@ -179,13 +219,40 @@ class Site:
         return False
 
 
+class Counting:
+    """Counts the live machines of an allowance in a thread: never more than `most` that nothing has been asked to end.
+
+    After a lost answer of the vendor, the machine may not exist; the row is detached, and does not count.
+    """
+
+    def __init__(self, site: Site, name: str, most: int) -> None:
+        self.site, self.name, self.most = site, name, most
+        self.worst, self.done = list[str](), threading.Event()
+        self.thread = threading.Thread(target=self.count, daemon=True)
+        self.thread.start()
+
+    def count(self) -> None:
+        while not self.done.wait(LOOK_S):
+            with self.site.journal() as journal:
+                rows = [op for op in journal.ops(live=True) if self.site.is_of(self.name, op)]
+            live = [op.run for op in rows if not (op.detached or op.del_requested_at)]
+            self.worst = max(self.worst, live, key=len)
+
+    def end(self) -> list[str]:
+        """Return the broken promise in words, [] for none."""
+        self.done.set()
+        self.thread.join()
+        over = len(self.worst) > self.most
+        return [f"{len(self.worst)} machines of {self.most} were live: {', '.join(self.worst)}"] if over else []
+
+
 class Agents:
     """Two agents with one token: their calls overlap."""
 
     def __init__(self, site: Site, folder: Path, name: str, token: str) -> None:
         self.site, self.folder, self.name, self.token = site, folder, name, token
         self.pool, self.tasks = ThreadPoolExecutor(8), list[Future[Any]]()
-        self.plans, self.runs, self.wrong, self.calls = ["plan-aaaaaaaaaaaa"], ["mine"], list[str](), 0
+        self.plans, self.runs, self.wrong, self.calls = ["plan-aaaaaaaaaaaa"], [f"{name}-2"], list[str](), 0
         self.chance = random.Random(name)
         self.lock = threading.Lock()
 
@@ -202,9 +269,14 @@ class Agents:
         elif move.what == "steal":
             self.later(self.launch, f"plan-{self.chance.randbytes(6).hex()}")
             self.later(self.refused, "status", {}, "allow-stolen")
+            self.later(self.steal)
         elif move.what == "other":
+            short = [f"{self.name}-{one}" for one in ("2", "3")]
+            whole = [f"{self.name}-{one}" for one in (FOREIGN_RUN, FOREIGN_SERVICE)]
+            run = self.chance.choice([*short, *short, *whole])
             for tool in ("logs", "down", "why", "results"):
-                self.later(self.refused, tool, {"run": "mine"}, self.token)
+                self.later(self.refused, tool, {"run": run}, self.token)
+            self.later(self.refused, "serve_ask", {"run": run, "prompt": "x"}, self.token)
         elif move.what == "down":
             self.later(self.ask, "down", {"run": self.runs[-1]})
         elif move.what == "leave":
@@ -260,9 +332,19 @@ class Agents:
     def launch(self, plan: str, tool: str = "launch") -> None:
         said = self.ask(tool, {"plan_id": plan})
         if "result" in said:
-            if said["result"]["run"] in self.runs:
-                self.wrong.append(f"{plan} has started {said['result']['run']} twice")
-            self.runs.append(said["result"]["run"])
+            run = said["result"].get("run", "")  # "": waits for another start, or had nothing to do
+            if run and run in self.runs:
+                self.wrong.append(f"{plan} has started {run} twice")
+            self.runs += [run] if run else []
+
+    def steal(self) -> None:
+        """Start a plan of another allowance with our token, at both brokers."""
+        said = client.call(self.folder, OTHER, self.site.other, "plan", {**TRAINING, "steps": 3, "spend_usd": 0.5})
+        plan = said.get("result", {}).get("plan_id", "plan-bbbbbbbbbbbb")
+        for tool in ("launch", "serve_up"):
+            self.refused(tool, {"plan_id": plan}, self.token)
+        if "result" in client.call(self.folder, OTHER, self.token, "launch", {"plan_id": plan}):
+            self.wrong.append("a token of one allowance started a plan of another")
 
     def leave(self) -> None:
         """Send a launch, and close the connection at once."""
