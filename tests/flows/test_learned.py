@@ -125,6 +125,24 @@ def test_a_plan_uses_the_table_until_a_run_and_then_the_measured_time(settings, 
     assert longer["base"].seconds == pytest.approx(40.0 + 9 * 30.0 * 12 / 11) and longer["base"].source == SAME
 
 
+@pytest.mark.parametrize(
+    ("made", "seconds"),
+    [(6, 10.0 + 2 * 30.0), (12, 40.0), (13, 40.0), (0, 40.0), (True, 40.0), ("6", 40.0), (None, 40.0)],
+)
+def test_a_shortened_training_counts_as_the_steps_that_were_made(settings, journal, made, seconds):
+    op = finished_run(settings, journal, planned(settings))
+    folder = PodFolder(settings.pods / op.run)
+    progress = json.loads(folder.progress.read_text())
+    # With half of the planned 12 steps, the agent has corrected the shares of the marks.
+    progress["steps"][-1] |= {"result": {"kind": "result", "steps": made}, "marks": [[5.0, 0.0], [35.0, 1.0]]}
+    folder.progress.write_text(json.dumps(progress))
+    is_shortened = made == 6
+    assert len(learned.errors(journal, settings)) == (not is_shortened)  # the forecast was about 12 steps
+    forecast = {one.step: one for one in planned(settings).forecast}
+    assert forecast["base"].seconds == pytest.approx(seconds) and forecast["base"].source == SAME
+    assert forecast[AROUND].seconds == 8.0
+
+
 def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, journal):
     op = finished_run(settings, journal, planned(settings))
     (first,) = learned.errors(journal, settings)

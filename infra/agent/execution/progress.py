@@ -147,7 +147,15 @@ class Progress:
     def begin(self, name: str) -> None:
         """Start an attempt at a step."""
         step = self.steps[name]
-        step.update(state="running", attempts=step["attempts"] + 1, record=None, result=None, ended_at=None, marks=[])
+        step.update(
+            state="running",
+            attempts=step["attempts"] + 1,
+            record=None,
+            result=None,
+            ended_at=None,
+            marks=[],
+            total=None,
+        )
         step["started_at"] = step["started_at"] or time.time()
         self.load = OtherLoad()
         self.document.update(state="running", step=name)
@@ -221,10 +229,16 @@ def _agents_before(path: Path, token: str) -> int:
 
 
 def _mark(step: Dict[str, Any], record: Dict[str, Any]) -> None:
-    """Append `[seconds since the start, share of the work]` to the marks of a step, about twenty marks in total."""
+    """Append `[seconds since the start, share of the work]` to the marks of a step, about twenty marks in total.
+
+    If the total changes, as in a training that a limit shortens, earlier shares become shares of the new total.
+    """
     done, total, at = record.get("done"), record.get("total"), record.get("at")
     if done is None or total is None or at is None or not all(map(_is_number, (done, total, at))) or total <= 0:
         return
+    if step["total"] not in (None, total):
+        step["marks"] = [[at_s, min(1.0, round(part * step["total"] / total, 6))] for at_s, part in step["marks"]]
+    step["total"] = total
     share, marks = min(1.0, max(0.0, done / total)), step["marks"]
     if not marks or share >= marks[-1][1] + MARK_EVERY or share == 1.0 > marks[-1][1]:
         marks.append([round(max(0.0, at - step["started_at"]), 3), round(share, 6)])
@@ -272,5 +286,6 @@ def _waiting(name: str) -> Dict[str, Any]:
         "record": None,
         "result": None,
         "marks": [],
+        "total": None,
         "others_share": None,
     }

@@ -50,3 +50,16 @@ def test_timeline_on_a_full_disk_leaves_a_gap(tmp_path, capsys):
     (tmp_path / "logs").touch()  # no folder can be made here
     timeline.Timeline(tmp_path / "logs" / "timeline.log", "t1").add(agent="starting")
     assert "could not write the timeline" in capsys.readouterr().out
+
+
+def test_marks_are_shares_of_the_newest_total(tmp_path):
+    progress = Progress(PodFolder(tmp_path), Job(run="otter", token="t1", steps=()), ["sft"], lambda value: value)
+    progress.begin("sft")
+    at = progress.steps["sft"]["started_at"]
+    counts = [(1, 1000), (100, 1000), (101, 200), (200, 200)]
+    progress.add_records(
+        "sft", [{"kind": "progress", "at": at + done, "done": done, "total": total} for done, total in counts]
+    )
+    assert progress.steps["sft"]["marks"] == [[1.0, 0.005], [100.0, 0.5], [200.0, 1.0]]
+    progress.begin("sft")
+    assert progress.steps["sft"]["marks"] == [] and progress.steps["sft"]["total"] is None
