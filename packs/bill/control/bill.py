@@ -2,12 +2,13 @@
 
     spans and cost of each pod -> bill_of -> Bill -> table, JSON, page
 
-Seconds count on the clock of the vendor, which runs faster than ours in a rehearsal. The time between a lost pod and
-the request for the next pod is a wait without cost. The time between the end of a run and a later resume is no part of
-the bill.
+Seconds count on the clock of the vendor, which runs faster than ours in a rehearsal. The time of a request without a
+machine, and between a lost pod and the request for the next pod, is a wait without cost. The time between the end of a
+run and a later resume is no part of the bill.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packs.bill.control.pod_time import PARTS, STEPS, UNEXPLAINED, WAIT, Span
@@ -25,6 +26,8 @@ class PodBill:
     micro_usd_per_hour: int = 0
     """Rate on the clock of the vendor."""
     billed_from: float = 0.0
+    has_machine: bool = True
+    """False for a request that was refused or not answered: a wait for the vendor, and no pod of the run."""
     is_last: bool = False
     """True if the run ended with the pod; a later pod belongs to a resume."""
 
@@ -71,28 +74,37 @@ def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool
     for pod in pods:
         for part, amount in cost_of(pod, scale).items():
             costs[part] += amount
+    real = [pod for pod in pods if pod.has_machine]
+    for pod in real:
         for span in pod.spans:
             seconds[span.part] += span.seconds
     lives = sorted((pod.spans[0].begin, pod.spans[-1].end, pod.is_last) for pod in pods if pod.spans)
-    gaps_s = away_s = 0.0
-    end, has_ended = lives[0][0] if lives else 0.0, False
+    away_s, end, has_ended = 0.0, lives[0][0] if lives else 0.0, False
     for begin, until, is_last in lives:
-        if has_ended:
-            away_s += max(0.0, begin - end)
-        else:
-            gaps_s += max(0.0, begin - end)
+        away_s += max(0.0, begin - end) if has_ended else 0.0
         end, has_ended = max(end, until), is_last
-    seconds[WAIT] += gaps_s
+    wall_s = end - lives[0][0] - away_s if lives else 0.0
+    # The rest of the time: requests without a machine, and the time between a lost pod and the next request.
+    seconds[WAIT] += max(0.0, wall_s - _union_s(pod.spans for pod in real))
     return Bill(
         run=run,
-        vendors=tuple(sorted({pod.vendor for pod in pods})),
-        hosts=tuple(sorted({pod.host for pod in pods})),
-        pods=len(pods),
+        vendors=tuple(sorted({pod.vendor for pod in real or pods})),
+        hosts=tuple(sorted({pod.host for pod in real or pods})),
+        pods=len(real),
         seconds={part: one * scale for part, one in seconds.items() if one},
         micro_usd=whole(costs, sum(pod.micro_usd for pod in pods if pod.spans)),
-        wall_s=(end - lives[0][0] - away_s) * scale if lives else 0.0,
+        wall_s=wall_s * scale,
         is_over=is_over,
     )
+
+
+def _union_s(lives: Iterable[Sequence[Span]]) -> float:
+    """Return the seconds with at least one pod; `lives`: the spans of each pod in order."""
+    found, end = 0.0, -math.inf
+    for begin, until in sorted((spans[0].begin, spans[-1].end) for spans in lives if spans):
+        found += max(0.0, until - max(begin, end))
+        end = max(end, until)
+    return found
 
 
 def cost_of(pod: PodBill, scale: float) -> dict[str, float]:

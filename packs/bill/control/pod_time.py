@@ -24,7 +24,9 @@ PARTS = (
 TOLD_BY_STEPS = (ENVIRONMENT, DATA, COMPILE, STEPS, EVALUATION, SAVES, UPLOAD)
 SILENT_S = 30.0  # an agent writes a line every 10 s: see `infra.agent.execution.timeline`
 SIGN_S = 10.0
+MACHINE = ("created", "found", "claim", "resurfaced")  # events of a row with a machine
 LATEST_START_S = 10.0  # the hand-over waits for the guard, and the guard starts the agent
+REQUEUED = "waiting"  # state of an agent whose cluster or engine starts the work again
 ENVIRONMENT_STEP = "environment"  # name of step 0, in `infra.agent.step_zero`
 
 
@@ -70,16 +72,29 @@ class PodRecords:
     """True for a pod without work, which has no agent."""
 
 
+def has_machine(moments: Sequence[Moment]) -> bool:
+    """Return whether a machine existed for the row; a refused request and a request without an answer have none."""
+    return any(one.event in MACHINE for one in moments)
+
+
+def is_verdict(line: Mapping[str, Any]) -> bool:
+    """Return whether a line of the timeline is the end of the work."""
+    return line.get("agent", "starting") not in ("starting", REQUEUED)
+
+
 def spans_of(pod: PodRecords) -> list[Span]:
-    """Return the spans of a pod in order, from the request to the end."""
+    """Return the spans of a pod in order, from the request to the end; of a request without a machine, the wait."""
     until = max(pod.moments[0].at, pod.until)
+    if not has_machine(pod.moments):
+        answered_at = _at(pod, "refused", "unclear", "detach", "end", "absent", "gone")
+        return [Span(pod.moments[0].at, until if answered_at is None else min(answered_at, until), WAIT)]
     start = _start(pod, until)
     armed_at, over_at = _at(pod, "armed"), _at(pod, "end", "detach", "gone")
     over_at = until if over_at is None else min(over_at, until)
     work = list[Span]()
     if armed_at is not None:
         lines = _placed(pod.lines, start[-1].begin, armed_at, until)
-        verdicts = [one.at for one in lines if one.said.get("agent", "starting") != "starting"]
+        verdicts = [one.at for one in lines if is_verdict(one.said)]
         if lines and lines[-1].at not in verdicts:  # the pod was lost: the vendor knows first
             over_at = min(over_at, max(lines[-1].at, pod.billed_until))
         over_at = max([over_at, *verdicts])  # after `inv down`, steps save first
@@ -99,9 +114,8 @@ def _at(pod: PodRecords, *events: str) -> float | None:
 
 def _start(pod: PodRecords, until: float) -> list[Span]:
     """Return the spans from the request to the hand-over of the job; the last one lasts until the end."""
-    began, created = pod.moments[0].at, _at(pod, "created", "found")
-    if created is None:  # refused, or still asked for
-        return [Span(began, until, WAIT)]
+    began, created = pod.moments[0].at, _at(pod, *MACHINE)
+    assert created is not None, "the caller has checked"
     places = [one for one in pod.moments if one.facts.get("address")]
     booted = next((one.at for one in places if one.event == "note"), places[0].at if places else until)
     # A vendor that bills from a later moment has provided no machine before.
@@ -160,6 +174,8 @@ def _states(pod: PodRecords, lines: Sequence[_Line], over_at: float) -> tuple[li
             part, step = IDLE, ""
         elif said.get("agent") == "starting":
             part, step, is_closed = ENVIRONMENT, "", False
+        elif said.get("agent") == REQUEUED:
+            part, step = WAIT, ""
         elif "agent" in said:
             base = _closing(base)
             part, step, is_closed = IDLE, "", True
@@ -245,4 +261,4 @@ def _is_usable(line: Mapping[str, Any]) -> bool:
     texts = [line[name] for name in ("step", "state", "agent", "part") if name in line]
     if not all(type(one) is str for one in texts) or "part" in line and line["part"] not in TOLD_BY_STEPS:
         return False
-    return "step" not in line or "part" in line or "state" in line
+    return "part" in line or "state" in line if "step" in line else "part" not in line

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from packs.bill.control.pod_time import (
     STEPS,
     Moment,
     PodRecords,
+    has_machine,
+    is_verdict,
     of_first_node,
     read_lines,
     spans_of,
@@ -40,6 +43,7 @@ from store import untrusted_input
 
 ENDS = ("gone", "absent", "refused", "unsent")  # events after which a row has ended
 TIMELINE = "timeline"  # `infra.agent.execution.timeline`
+MOST_BYTES = 32 << 20  # a larger file is no timeline: an agent writes about 0.9 MB in a day
 PROGRAMS = {  # by the first words of a step; the first match counts
     ("-m", "data"): DATA,
     ("-m", "store.uploader"): DATA,
@@ -66,6 +70,8 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
         if not events:
             problems.append(f"{op.run}: a row of the journal has no events, so the bill lacks a pod")
             continue
+        if events[-1].event == "unsent":
+            continue
         billed_from = events[0].at + spend.billed_from(op) - (op.intent_at if op.sent_at is None else op.sent_at)
         billed = cost.billed_micro_usd if cost and not op.is_live else None
         records = PodRecords(
@@ -74,7 +80,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             billed_from=billed_from,
             billed_until=math.inf if billed is None or not op.rate else billed_from + billed * 3600 / op.rate / scale,
             lines=lines_of(op, journal, settings, problems.append, asks),
-            kinds=kinds_of(op),
+            kinds=kinds_of(op, events),
             is_held=_kind_of(op) == "hold",
         )
         spans = spans_of(records)
@@ -89,6 +95,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             micro_usd=cost.micro_usd if cost else 0,
             micro_usd_per_hour=op.rate,
             billed_from=billed_from,
+            has_machine=has_machine(events),
             is_last=run_rows.is_over(op),
         )
         found.append(pod)
@@ -131,10 +138,14 @@ def _ended_at(events: Sequence[Moment]) -> float:
     return next((one.at for one in reversed(events) if one.event in ENDS), events[-1].at)
 
 
-def kinds_of(op: Op) -> dict[str, str]:
-    """Return the part of each step of a row; a training counts as ENVIRONMENT until the trainer reports parts."""
-    job = _job_of(op)
-    return {ENVIRONMENT_STEP: ENVIRONMENT} | {step.name: program_part(step) for step in (job.steps if job else ())}
+def kinds_of(op: Op, events: Sequence[Moment]) -> dict[str, str]:
+    """Return the part of each step of a row; a training counts as ENVIRONMENT until the trainer reports parts.
+
+    A held pod has several jobs: the row has the newest job, and the events have all.
+    """
+    jobs = [_job_of(replace(op, job=one.facts["job"])) for one in events if one.facts.get("job")]
+    steps = [step for job in (*jobs, _job_of(op)) if job for step in job.steps]
+    return {ENVIRONMENT_STEP: ENVIRONMENT} | {step.name: program_part(step) for step in steps}
 
 
 def program_part(step: Step) -> str:
@@ -171,7 +182,8 @@ def lines_of(op: Op, journal: Journal, settings: Settings, tell: Say, asks: bool
         except SlipwayError as error:
             tell(f"{op.run}: {error}")
     found = _read(home.pod, op.token)
-    if not found and asks and op.address:
+    # The copy on this machine may end before the work, since the user stopped to follow the run.
+    if asks and op.address and not (op.is_live and found) and not any(map(is_verdict, found)):
         logs.fetch_from_store(op, settings, tell)
         found = _read(home.pod, op.token)
     return found
@@ -184,7 +196,7 @@ def _read(pod: PodFolder, token: str) -> list[Mapping[str, Any]]:
 
 def _lines(root: Path, path: Path, token: str) -> Iterator[Mapping[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
-        for line in fetched_files.content(root, path.relative_to(root).as_posix()).splitlines():
+        for line in fetched_files.content(root, path.relative_to(root).as_posix(), MOST_BYTES).splitlines():
             with contextlib.suppress(untrusted_input.UnusableDocument):
                 if token.encode() in line and (said := untrusted_input.mapping(line)).get("token") == token:
                     yield said

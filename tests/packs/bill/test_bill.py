@@ -123,13 +123,17 @@ def test_lost_pod_keeps_its_last_part_up_to_the_loss_and_is_idle_after_a_long_si
     ("events", "expected"),
     [
         ([(0, "sending", {}), (9, "refused", {})], {"wait": 9}),
+        ([(0, "sending", {}), (5, "unclear", {}), (300, "absent", {})], {"wait": 5}),
+        ([(0, "sending", {}), (5, "unclear", {}), (20, "detach", {}), (300, "gone", {})], {"wait": 5}),
+        ([(0, "sending", {}), (5, "unclear", {}), (9, "found", {}), (50, "end", {}), (60, "gone", {})],
+         {"wait": 9, "boot": 41, "deletion": 10}),
         ([(0, "sending", {}), (2, "created", {}), (50, "end", {}), (60, "gone", {})],
          {"wait": 2, "boot": 48, "deletion": 10}),
         ([*START, (70, "end", {}), (80, "gone", {})], {"wait": 2, "boot": 28, "sync": 40, "deletion": 10}),
         ([*START, ARMED, (70, "end", {}), (80, "gone", {})],
          {"wait": 2, "boot": 28, "sync": 35, "unexplained": 5, "deletion": 10}),
     ],
-    ids=["refused", "never booted", "no hand-over", "no timeline"],
+    ids=["refused", "absent", "detached", "found", "never booted", "no hand-over", "no timeline"],
 )  # fmt: skip
 def test_pod_that_never_worked_has_parts_too(events, expected):
     found = spans_of(PodRecords(moments=moments(*events), until=T + events[-1][0], billed_from=T))
@@ -155,6 +159,11 @@ def test_time_in_the_queue_of_a_cluster_is_a_wait_also_without_signs_of_life():
     later = [line(150, agent="starting"), line(151, step="environment", state="running")]
     found = seconds_of(whole([*queued, *later], ARMED, (160, "end", {}), (170, "gone", {}), until=170))
     assert found["wait"] == 2 + 96 and found["environment"] == 10 and "idle" not in found
+    # A cluster takes the machine of a started run and queues the run again: the agent says so and leaves.
+    taken = [*(one for one in work() if one["clock_s"] <= 500 + 120), line(121, agent="waiting")]
+    found = seconds_of(whole([*taken, *later], ARMED, (160, "end", {}), (170, "gone", {}), until=170))
+    assert found["wait"] == 2 + 29 and found["environment"] == 21 + 10
+    assert found["steps"] == 20
 
 
 def test_further_node_takes_the_parts_of_the_first_node():
@@ -174,6 +183,8 @@ def test_lines_of_a_hostile_pod_are_skipped():
         {**good, "clock_s": -1.0},
         line(61, step="sft"),
         line(61, step="sft", part="deletion"),
+        line(61, part="steps"),
+        line(61, part="saves", took_s=5.0),
         line(61, step="sft", part="saves", took_s=-5.0),
     ]
     assert read_lines([*bad, good]) == [good]
@@ -211,7 +222,9 @@ def test_spans_follow_each_other_from_the_request_to_the_end(said, ends, begun, 
         moments=moments(*events), until=T + 230, billed_from=T + billed, lines=read_lines(lines), kinds=KINDS
     )
     spans = spans_of(pod)
-    assert spans[0].begin == T and spans[-1].end == pytest.approx(T + 230)
+    # A request without an answer ends with the row.
+    end = 230 if begun > 1 or not ends else ends[0][0]
+    assert spans[0].begin == T and spans[-1].end == pytest.approx(T + end)
     for one, following in zip(spans, spans[1:], strict=False):
         assert one.seconds > 0 and following.begin == pytest.approx(one.end, abs=1e-6)
     assert {one.part for one in spans} <= set(PARTS)
@@ -264,6 +277,25 @@ def test_bill_adds_up_to_the_time_and_to_the_ledger(pods, scale):
     assert sum(cost_of(made[0], scale).values()) == pytest.approx(made[0].micro_usd)
 
 
+def test_request_without_a_machine_is_a_wait_and_no_pod():
+    asked = {"vendor": "lium", "host": "lium A100", "has_machine": False}
+    rented = {"vendor": "runpod", "host": "runpod L40S"}
+    pods = [
+        PodBill(**asked, spans=[Span(0, 10, "wait")]),
+        PodBill(**asked, spans=[Span(10, 30, "wait")]),  # the next request begins before the answer
+        PodBill(**rented, spans=[Span(20, 25, "wait"), Span(25, 100, "steps")], micro_usd=7),
+        PodBill(**asked, spans=[Span(110, 120, "wait")]),
+    ]
+    bill = bill_of("otter", pods)
+    assert (bill.pods, bill.vendors, bill.hosts) == (1, ("runpod",), ("runpod L40S",))
+    assert bill.seconds == {"wait": 20 + 5 + 20, "steps": 75} and bill.total_s == bill.wall_s == 120
+    assert bill.cost == 7
+    refused = bill_of("heron", pods[:1])
+    assert (refused.pods, refused.vendors, refused.total_s) == (0, ("lium",), 10)
+    nodes = [PodBill(**rented, spans=[Span(begin, 50, "steps")]) for begin in (0, 10)]
+    assert bill_of("crane", nodes).seconds == {"steps": 90}  # pods at the same time, no wait
+
+
 # The tables.
 
 BILL = Bill(
@@ -289,6 +321,87 @@ def test_comparison_lists_the_least_overhead_first():
     found = tables.compared("vendors", [slow, BILL, BILL])
     assert [row.split()[0] for row in found.text.splitlines()[1:3]] == ["lium", "runpod"]
     assert found.document["vendors"][0]["total_s"] == together("lium", [BILL, BILL]).total_s == 400
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Return settings, and a row of a rented pod with a hand-over."""
+    environ = {
+        "SLIPWAY_STATE_FILE": f"{tmp_path}/state/journal.db",
+        "HOME": str(tmp_path),
+        "SLIPWAY_PODS": f"{tmp_path}/pods",
+    }
+    found = Settings.load(ROOT, environ=environ)
+    with Journal.open(found.state_file) as journal:
+        yield found, journal
+
+
+def rented(journal, job, token="sw1-a"):
+    op = journal.plan(token=token, run="otter", vendor="lium", rate=36 * 10**9, job=job.to_json(), store="s3://b/f")
+    op = journal.advance(journal.advance(op, "sending"), "created", remote_id="pod-1")
+    return journal.advance(journal.note(op, address="ssh://root@10.0.0.1:22/pod"), "armed")
+
+
+BASE = Job("otter", "sw1-a", (Step("base", ("-m", "trainer", "base")),))
+
+
+def timeline_of(found, *facts):
+    """Write the copy of the timeline on this machine."""
+    clocks = read_clocks()
+    lines = [{"at": clocks.wall_s, "clock_s": clocks.boot_s, "token": "sw1-a", **one} for one in facts]
+    log = RunHome.for_run("otter", found.homes).pod.log("timeline")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+
+
+WORKING, DONE = ({"agent": "starting"}, {"step": "base", "state": "running"}), {"agent": "succeeded"}
+
+
+@pytest.mark.parametrize(
+    ("here", "is_live", "is_asked"),
+    [((), False, True), (WORKING, False, True), ((*WORKING, DONE), False, False), (WORKING, True, False)],
+    ids=["no copy", "copy of a part", "whole copy", "live"],
+)
+def test_incomplete_copy_of_a_timeline_is_completed_from_the_store(world, monkeypatch, here, is_live, is_asked):
+    found, journal = world
+    op = rented(journal, BASE)
+    if not is_live:
+        op = journal.advance(journal.advance(op, "end", reason="x"), "gone")
+    timeline_of(found, *here)
+    monkeypatch.setattr(sources.logs, "fetch", lambda *given: False)
+    monkeypatch.setattr(sources.logs, "fetch_from_store", lambda *given: timeline_of(found, *WORKING, DONE))
+    lines = sources.lines_of(op, journal, found, pytest.fail, asks=True)
+    assert len(lines) == (3 if is_asked else len(here))
+
+
+def test_timeline_of_a_hostile_pod_larger_than_any_timeline_is_not_read(world, monkeypatch):
+    found, journal = world
+    timeline_of(found, *WORKING)
+    monkeypatch.setattr(sources, "MOST_BYTES", 10)
+    assert sources.lines_of(rented(journal, BASE), journal, found, pytest.fail, asks=False) == []
+
+
+def test_steps_of_each_job_of_a_held_pod_have_a_part(world):
+    found, journal = world
+    op = rented(journal, Job("otter", "sw1-a", (), kind="hold"))
+    data = Job("otter", "sw1-a", (Step("tokens", ("-m", "data", "tokens")),))
+    op = journal.note(journal.note(op, job=data.to_json()), job=BASE.to_json())
+    events = sources.moments_of([op], journal)[op.token]
+    kinds = {"environment": "environment", "tokens": "data", "base": "environment"}
+    assert sources.kinds_of(op, events) == kinds
+
+
+def test_bill_of_a_run_counts_the_machines_and_not_the_refused_requests(world):
+    found, journal = world
+    for token, events in (("sw1-x", ("unsent",)), ("sw1-y", ("sending", "refused"))):
+        op = journal.plan(token=token, run="otter", vendor="shadeform", rate=10**6, job=BASE.to_json())
+        for event in events:
+            op = journal.advance(op, event)
+    op = rented(journal, BASE)
+    journal.advance(journal.advance(op, "end", reason="x"), "gone")
+    bill = sources.bill_of_run("otter", journal, found, pytest.fail, asks=False)
+    assert (bill.pods, bill.vendors) == (1, ("lium",))
+    assert len(sources.pods_of(journal.ops(run="otter"), journal, found, pytest.fail, False)) == 2
 
 
 def test_table_of_a_run_comes_from_the_journal_and_the_copied_timeline(tmp_path):
