@@ -15,8 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,11 +27,12 @@ from store import extensions, packs, terminal, untrusted_input
 from store.manifest import StoreError
 from trainer.config import CheckpointOptions, EvalSpec, ImportSpec, load_phase
 from trainer.engines.chat_flags import add_chat_flags, place_of
-from trainer.errors import Preempted, Refused, TrainerError
+from trainer.errors import Refused, TrainerError
 from trainer.parallel.allocator import enable_expandable_segments
 from trainer.records.extension_phase import WORD, register_phase
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FOLLOWED
+from trainer.stop_signals import raise_on_sigterm
 
 
 def main(words: list[str] | None = None) -> int:
@@ -169,23 +169,6 @@ def adopt_model(flags: argparse.Namespace) -> None:
         publish = functools.partial(import_model.run, load(ImportSpec, said, "spec"), making)
     with raise_on_sigterm():
         make_if_missing(making, Ranks(), publish)
-
-
-@contextmanager
-def raise_on_sigterm() -> Iterator[None]:
-    """Raise Preempted on SIGTERM inside the block.
-
-    The training loop installs a handler that saves first; outside the loop no state needs saving.
-    """
-
-    def leave(number: int, frame: object) -> None:
-        raise Preempted("the trainer stopped outside of the training loop. To resume, start the run again")
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def talk(flags: argparse.Namespace) -> None:

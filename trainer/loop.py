@@ -65,6 +65,7 @@ class Training:
     peak: Peak | None = None  # peak FLOPs of one device, if known
     sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
     after_first_step: Callable[[], None] = lambda: None  # called once, after the compilations of the first step
+    after_last_step: Callable[[], None] = lambda: None  # called once the last step is saved, on every process
     frozen_groups: Sequence[Any] = ()  # process groups with the shards of frozen models
     step: int = 0  # completed steps
     steps: int = field(init=False)  # steps of the whole run
@@ -129,6 +130,7 @@ class Training:
                         raise Preempted(
                             f"the trainer stopped at step {self.step} of {self.steps}. To resume, start the run again"
                         )
+            self.after_last_step()
         except NonFinite:  # raised on all processes alike
             self._collect(wait=True)
             raise

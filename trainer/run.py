@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,7 @@ from trainer.reporting import tokens_in_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import training_setup
+from trainer.stop_signals import finish_after_sigterm
 
 PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # run files published beside the checkpoint
 
@@ -66,6 +67,7 @@ class PhaseRun:
     frozen_models: list[Decoder] = field(default_factory=list)
     folders: dict[str, Path] = field(default_factory=dict)  # further inputs by role: Hugging Face folders
     metrics: Path = field(init=False)
+    until_published: ExitStack = field(default_factory=ExitStack)  # contexts from the last step to the end of the phase
 
     def __post_init__(self) -> None:
         self.metrics = work_folder() / "runs" / self.config.phase
@@ -213,6 +215,7 @@ class PhaseRun:
             peak,
             sample,
             self.kernels.keep,
+            lambda: self.until_published.enter_context(finish_after_sigterm()),
             self.placement.frozen_groups,
         )
         setup = training_setup(model, self.config, self.machine, self.frozen_models)
@@ -340,8 +343,9 @@ def phase_run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptio
             shutil.rmtree(leftover, ignore_errors=True)  # another phase may be removing the same folder
         if tokenizer.chat is not None and tokenizer.chat.is_dated:
             tokenizer.chat.fix_date(run_start_date(checkpoints.folder, ranks))
-        with explain_out_of_memory(config, machine, parallel, ranks):
-            yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
+        one = PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
+        with explain_out_of_memory(config, machine, parallel, ranks), one.until_published:
+            yield one
 
 
 def checkpoint_folder(phase: str, making: StepContext, keeping: CheckpointOptions) -> Path:

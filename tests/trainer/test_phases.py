@@ -289,6 +289,23 @@ def test_phase_refuses_a_model_trained_with_a_different_tokenizer(world, monkeyp
     assert run(world, monkeypatch, "mid", chat_phase("mid", steps=2), mine) == 0
 
 
+@pytest.mark.parametrize(("is_trained", "has_parent", "code"), [(False, True, 75), (True, True, 0), (True, False, 75)])
+def test_stop_request_after_the_last_step_waits_for_the_publication(world, monkeypatch, is_trained, has_parent, code):
+    """Without the process that started the trainer, no process would end the work, so the trainer leaves."""
+    before, real, parent = signal.getsignal(signal.SIGTERM), base.measured if is_trained else base.rows_of, os.getppid()
+
+    def asked(*given):
+        if not has_parent:
+            monkeypatch.setattr(os, "getppid", lambda: parent + 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    monkeypatch.setattr(base, real.__name__, asked)
+    assert run(world, monkeypatch, "base", tiny(steps=2)) == code
+    assert (world.store / "base_checkpoints" / "tiny").exists() is (code == 0)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.slow
 def test_phase_does_not_resume_checkpoints_of_different_data(world, monkeypatch, capfd):
     """Start again in a separate folder for a new fingerprint; refuse the same fingerprint."""
