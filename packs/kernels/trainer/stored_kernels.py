@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from trainer.speed import LEAST_THREADS
 
 log = logging.getLogger(__name__)
 
-LOOK_S, PUBLISH_S = 10.0, 120.0  # longest waits for a header, and for an upload at the end of the training
+LOOK_S = 10.0  # longest wait for a header
+# Longest wait for uploads at the end of the training: the upload continues beside evaluation and publication.
+PUBLISH_S = 5.0
 
 
 class StoredKernels(KernelKeeper):
@@ -64,6 +67,7 @@ class StoredKernels(KernelKeeper):
         from torch._dynamo.utils import calculate_time_spent, counters
 
         is_end, self.is_training = self.is_training, True
+        until = time.monotonic() + PUBLISH_S
         if self.publishing is not None:
             self.publishing.join(PUBLISH_S)
         found, took_s = counters["inductor"], calculate_time_spent()["total_wall_time"]
@@ -80,7 +84,7 @@ class StoredKernels(KernelKeeper):
             return
         self.publishing = self._begin(lambda: self._publish(space, files, took_s + self.restored_s))
         if is_end:
-            self.publishing.join(PUBLISH_S)
+            self.publishing.join(max(0.0, until - time.monotonic()))
 
     def _begin(self, action: Callable[[], None]) -> threading.Thread:
         """Start `action` in the background. A failure is a note, since the run does not need kept kernels."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -17,6 +18,7 @@ from packs.kernels.control.flags import KernelFlags, with_kernels
 from packs.kernels.control.signing_key import VARIABLE, secrets_of
 from packs.kernels.records.words import COLD, JOB_KEY, MODE, OWN, RENTED
 from packs.kernels.records.work_shape import shape_of
+from packs.kernels.trainer import stored_kernels
 from packs.kernels.trainer.stored_bundles import FOLDER
 from packs.kernels.trainer.stored_kernels import StoredKernels
 from tests.trainer.conftest import tiny
@@ -131,6 +133,31 @@ def test_unusable_store_is_a_note_and_no_error(tmp_path, monkeypatch):
         found.restore(tmp_path / "cache")
         assert found.found == {} and not (tmp_path / "cache").exists()
     assert records.read_text().count("kernels: not kept") == 2
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_at_end", [False, True])
+def test_slow_upload_does_not_hold_up_the_end_of_the_training(tmp_path, monkeypatch, is_at_end):
+    """The upload of the first step, or of the last step, continues beside evaluation and publication."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv(MODE, OWN)
+    monkeypatch.setattr(stored_kernels, "PUBLISH_S", 0.01)
+    one, begun, arrived = keeper(str(tmp_path / "store")), threading.Event(), threading.Event()
+
+    def publish(*given):
+        begun.set()
+        assert arrived.wait(600)
+
+    monkeypatch.setattr(one, "_publish", publish)
+    (tmp_path / "kernel.so").write_bytes(b"kernel")
+    monkeypatch.setitem(counters["inductor"], "fxgraph_cache_miss", 0 if is_at_end else 1)
+    one.keep(tmp_path)
+    monkeypatch.setitem(counters["inductor"], "fxgraph_cache_miss", 2)
+    one.keep(tmp_path)
+    assert begun.wait(600) and one.publishing.is_alive()
+    arrived.set()
+    one.publishing.join()
 
 
 @pytest.mark.nightly
