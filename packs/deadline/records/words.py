@@ -7,3 +7,5 @@ VARIABLE = "SLIPWAY_LATER_WORK"
 
 Each value is a list: phases whose number of steps may shrink, phases with a fixed number, and the number of phases.
 """
+FEW = 0.05
+"""Share of the planned work below which a limit deserves a warning."""

@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packs.deadline.records.words import VARIABLE
+from data.events import emit
+from packs.deadline.records.words import FEW, VARIABLE
 from trainer.config import PhaseConfig, ScheduleConfig
 from trainer.schedule_end import ScheduleEnd
 
 REPORT = "SLIPWAY_GUARD_REPORT"  # path of the guard's report, set by the agent of the pod
 READ_EVERY_S = 1.0
-ENOUGH = 20  # steps before the first decision
+ENOUGH, FEWEST = 20, 3  # steps before the first decision; the least number, for a short phase
 WINDOW = 200  # newest steps that give the pace
 MARGIN = 0.02  # share of the remaining time kept free for slower steps
 MORE = 0.05  # least growth of the number of steps, relative to the remaining steps
-# Time of the last evaluation and of the publication: seconds, and relative to the time of all planned steps.
-TAIL_S, TAIL = 4.0, 0.02
+# Time of the last evaluation and of the publication: seconds, relative to the time of all planned steps, and for the
+# bytes of a published parameter. Uploads have the time that the guard keeps free.
+TAIL_S, TAIL, BYTES_PER_PARAM, BYTES_PER_S = 4.0, 0.02, 6, 100e6
+MOST_TAIL = 0.1  # largest tail beside TAIL_S, relative to the time of this phase
 
 
 @dataclass
@@ -63,6 +66,7 @@ class LimitEnd(ScheduleEnd):
         self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self.end_at: float | None = None
         self.began = boot_s()
+        self.has_warned = False
 
     def num_steps(self, step: int, steps: int) -> int:
         return self.at(step, steps, boot_s())
@@ -71,9 +75,9 @@ class LimitEnd(ScheduleEnd):
         """Return the number of steps after `step` of `steps`, at `now`, seconds of the boot clock."""
         self.times.append((step, now))
         left_s = self.time_left.at(now) if self.time_left else None
-        if left_s is None or len(self.times) <= ENOUGH or steps - step < ENOUGH:
-            return steps
         first, began = self.times[0]
+        if left_s is None or len(self.times) <= min(ENOUGH, max(FEWEST, (steps - first) // 4)):
+            return steps
         pace_s, planned = (now - began) / (step - first), self.config.steps
         if self.end_at is None:
             # Phases that may shrink are shortened alike: this phase gets the share of the time that its work has.
@@ -82,14 +86,26 @@ class LimitEnd(ScheduleEnd):
             start_s = TAIL_S + began - self.began  # of each later phase, as of this phase
             kept_s = fixed * pace_s * planned + phases * start_s
             self.end_at = now + (left_s - kept_s) * own_s / (own_s + later_s)
-        tail_s = TAIL_S + TAIL * pace_s * planned
+        published_s = BYTES_PER_PARAM * self.config.model.num_params / BYTES_PER_S
+        # A limit far below the planned time must leave time for steps.
+        most_s = MOST_TAIL * max(0.0, self.end_at - self.began)
+        tail_s = TAIL_S + min(TAIL * pace_s * planned + published_s, most_s)
         room_s = self.end_at - now - tail_s
         fitting = step + math.floor(room_s * (1 - MARGIN) / pace_s)
         fitting = min(planned, max(step + 1, fitting))
         if pace_s * (steps - step) > room_s:
+            self._warn(fitting)
             return min(steps, fitting)
-        is_decaying = step >= decay_begin(self.config.with_steps(steps).schedule, steps)
-        return steps if is_decaying or fitting - steps < MORE * (steps - step) else fitting
+        is_late = steps - step < ENOUGH or step >= decay_begin(self.config.with_steps(steps).schedule, steps)
+        return steps if is_late or fitting - steps < MORE * (steps - step) else fitting
+
+    def _warn(self, steps: int) -> None:
+        """Report once that the limit leaves few of the planned steps."""
+        planned = self.config.steps
+        if not self.has_warned and steps < FEW * planned:
+            self.has_warned = True
+            words = f"{self.config.phase}: the limit leaves {steps:,} of {planned:,} steps, so the model will be poor"
+            emit("note", text=f"{words}; inv down ends the run", alarm=True)
 
 
 def boot_s() -> float:

@@ -92,6 +92,38 @@ def test_slower_steps_shorten_the_schedule_again_and_faster_steps_lengthen_only_
     assert decaying[0] < 350 and numbers == sorted(numbers, reverse=True)
 
 
+@pytest.mark.parametrize(("left_s", "least"), [(2000.0, 1700), (600.0, 500), (60.0, 45)])
+def test_limit_far_below_the_planned_time_leaves_most_of_the_time_to_steps(monkeypatch, tmp_path, left_s, least):
+    end = ending(monkeypatch, tmp_path, left_s, config=config_of(100_000))
+    records = tmp_path / "records.jsonl"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(records))
+    steps, took_s, _ = ran(end, lambda step: 1.0, 100_000)
+    assert steps > least and took_s + limit_end.TAIL_S < left_s
+    (alarm,) = map(json.loads, records.read_text().splitlines())
+    assert alarm["alarm"] and "of 100,000 steps, so the model will be poor" in alarm["text"]
+
+
+def test_publication_of_a_large_model_has_time(monkeypatch, tmp_path):
+    config = config_of()
+    large = replace(
+        config, model=replace(config.model, num_hidden_layers=100, hidden_size=1024, intermediate_size=4096)
+    )
+    ends = [ran(ending(monkeypatch, tmp_path, 600.0, config=one), lambda step: 1.0)[1] for one in (config, large)]
+    assert large.model.num_params > 1e9 and ends[0] - ends[1] > 30
+
+
+@pytest.mark.parametrize(("steps", "left_s"), [(40, 30.0), (30, 20.0), (12, 10.0)])
+def test_short_phase_fits_its_limit_too(monkeypatch, tmp_path, steps, left_s):
+    config = config_of(steps)
+    made, took_s, changes = ran(ending(monkeypatch, tmp_path, left_s, config=config), lambda step: 1.0, steps)
+    assert changes[0][0] <= 11 and 0.3 * steps <= made < steps and took_s + limit_end.TAIL_S < left_s
+
+
+def test_slow_steps_near_the_end_shorten_the_schedule(monkeypatch, tmp_path):
+    steps, took_s, _ = ran(ending(monkeypatch, tmp_path, 160.0), lambda step: 1.0 if step < 85 else 5.0, 100)
+    assert steps < 100 and took_s < 160.0
+
+
 def test_hopeless_limit_ends_after_the_next_step(monkeypatch, tmp_path):
     steps, _, _ = ran(ending(monkeypatch, tmp_path, 10.0), lambda step: 1.0)
     assert steps == limit_end.ENOUGH + 2
