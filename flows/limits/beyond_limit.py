@@ -2,20 +2,23 @@
 
     rows, progress, forecast at launch -> estimate_time_left -> compared with the limits -> BeyondLimit, and the command
 
-The comparison starts at training step `ENOUGH_STEPS`: earlier forecasts rest on other runs or on a table. Times and
-money are on the vendor's clock.
+The comparison starts at training step `ENOUGH_STEPS`: earlier forecasts rest on other runs or on a table. A training
+that changes the number of steps to fit the limit is not compared. Times and money are on the vendor's clock.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.agent.limits import Clocks
+from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
 from infra.market.step_times import SETUP_S, remaining_s, words
+from infra.records import Expected
 from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import about, duration, in_usd, whole_usd
@@ -33,8 +36,11 @@ class BeyondLimit:
     """Forecast, limit, and the command that raises the limit."""
 
 
-def has_pace(progress: Mapping[str, Any]) -> bool:
-    """Return whether a training step of the run has enough steps for a measured pace."""
+def is_comparable(op: Op, progress: Mapping[str, Any]) -> bool:
+    """Return whether a training has enough steps for a measured pace, and no step to come fits itself to the limit."""
+    to_come = {one["name"] for one in progress.get("steps") or () if one.get("state") in ("waiting", "running")}
+    if any((spec.get("schedule") or {}).get("end") for name, spec in _specs_of(op).items() if name in to_come):
+        return False
     records = [step.get("record") or {} for step in progress.get("steps") or ()]
     return any((record.get("step") or 0) >= ENOUGH_STEPS for record in records if record.get("kind") == "progress")
 
@@ -90,4 +96,30 @@ def estimate_time_left(
     if told is None:
         return None
     since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0
-    return remaining_s(told.expected, steps, now, since_s), words(told.expected)
+    lengths = {name: spec.get("steps") for name, spec in _specs_of(pods[-1]).items()}
+    reports = {one["name"]: one for one in steps}
+    expected = [_of_new_length(one, reports.get(one.step, {}), lengths.get(one.step)) for one in told.expected]
+    return remaining_s(expected, steps, now, since_s), words(expected)
+
+
+def _specs_of(op: Op) -> dict[str, Mapping[str, Any]]:
+    """Return the configuration of each training of a row by the name of the step; {} for an unreadable job."""
+    with contextlib.suppress(SlipwayError):
+        steps = op.read_job().steps if op.job else ()
+        return {one.name: one.config["spec"] for one in steps if one.together and "spec" in one.config}
+    return {}
+
+
+def _of_new_length(expected: Expected, step: Mapping[str, Any], length: Any) -> Expected:
+    """Return the forecast of a training for the number of steps in the newest report. `length`: the planned number."""
+    said = step.get("result") or step.get("record") or {}
+    steps: Any = said.get("steps")
+    number = said.get("step")
+    if type(number) in (int, float) and said.get("total") and said.get("done"):
+        steps = number * said["total"] / said["done"]  # the unit of the amounts may be tokens
+    is_known = type(steps) in (int, float) and type(length) is int  # a result has values of any type
+    if not (is_known and 0.5 < steps < length - 0.5 and expected.seconds):
+        return expected
+    seconds = expected.fixed_s + (expected.seconds - expected.fixed_s) * steps / length
+    by = seconds / expected.seconds
+    return replace(expected, seconds=seconds, low=expected.low * by, high=expected.high * by)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flows.limits.beyond_limit import estimate_time_left, forecast_excess, has_pace
+from flows.limits.beyond_limit import estimate_time_left, forecast_excess, is_comparable
 from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, recorded_groups
 from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
@@ -178,7 +178,7 @@ def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
     if found is None:
         return view
     view = replace(view, left_s=found[0], left_from=found[1])
-    if not has_pace(view.progress):
+    if not is_comparable(rows[-1], view.progress):
         return view
     of_all = run_rows.rows_of(view.run, run_rows.size_of(rows[-1]), journal)
     beyond = forecast_excess(rows[-1], of_all, found[0], read_clocks(), view.clock_scale)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.limits.beyond_limit import BeyondLimit, estimate_time_left, forecast_excess, has_pace
+from flows.limits.beyond_limit import BeyondLimit, estimate_time_left, forecast_excess, is_comparable
 from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import describe
@@ -87,7 +87,7 @@ class NoticeWatch:
 
     def _forecast_notices(self, op: Op, seen: Observation, settings: Settings) -> Iterator[Notice]:
         """Yield a notice if the forecast of the run exceeds the limits."""
-        if seen.verdict or not has_pace(seen.progress):
+        if seen.verdict or not is_comparable(op, seen.progress):
             return
         if found := estimate_time_left(self.journal.ops(run=op.run), seen.progress, settings):
             rows = run_rows.rows_of(op.run, run_rows.size_of(op), self.journal)

@@ -5,11 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from flows.limits.beyond_limit import forecast_excess, has_pace
+from flows.limits.beyond_limit import estimate_time_left, forecast_excess, is_comparable
 from flows.supervisor.notice_watch import of_forecast
+from infra.agent.job import Job, Step
 from infra.agent.limits import Clocks
 from infra.ledger.op import Op
-from infra.records import Request
+from infra.ledger.timings import RunTimes, Timings
+from infra.records import Expected, Request, StepWork
+from infra.settings import Settings
+from tests.world import ROOT
 
 OP = Op(token="sw1-a", run="calm-1", vendor="lium", state="READY", remote_id="x", rate=3_600_000, cap=5_000_000,
         intent_at=1000, sent_at=1000, boot_id="b", boot_s=0.0)  # fmt: skip
@@ -50,5 +54,53 @@ def test_the_cost_includes_all_nodes_and_earlier_pods_by_the_vendors_clock():
 @pytest.mark.parametrize(("steps", "enough"), [(None, False), (19, False), (20, True)])
 def test_a_pace_is_known_from_the_twentieth_step_on(steps, enough):
     record = {"kind": "progress", "step": steps}
-    assert has_pace({"steps": [{"name": "text"}, {"name": "base", "record": record}]}) is enough
-    assert not has_pace({"steps": [{"name": "text", "record": {"kind": "note"}}]}) and not has_pace({})
+    assert is_comparable(OP, {"steps": [{"name": "text"}, {"name": "base", "record": record}]}) is enough
+    assert not is_comparable(OP, {"steps": [{"name": "text", "record": {"kind": "note"}}]})
+    assert not is_comparable(OP, {})
+
+
+def training(name: str, end: str = "") -> Step:
+    config = {"spec": {"steps": 1000, "schedule": {"end": end}}}
+    return Step(name, ("-m", "trainer", name), config=config, together=("-m", "trainer.spread"))
+
+
+@pytest.mark.parametrize(
+    ("ends", "states", "is_compared"),
+    [
+        (("", ""), ("running", "waiting"), True),
+        (("limit", ""), ("running", "waiting"), False),
+        (("", "limit"), ("running", "waiting"), False),
+        (("limit", ""), ("done", "running"), True),
+    ],
+)
+def test_training_that_fits_itself_to_the_limit_is_not_beyond_the_limit(ends, states, is_compared):
+    names = ("base", "sft")
+    job = Job("calm-1", "sw1-a", tuple(training(name, end) for name, end in zip(names, ends, strict=True)))
+    record = {"kind": "progress", "step": 50}
+    steps = [{"name": name, "state": state, "record": record} for name, state in zip(names, states, strict=True)]
+    assert is_comparable(replace(OP, job=job.to_json()), {"steps": steps}) is is_compared
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ({"record": {"step": 50, "done": 50 * 64, "total": 200 * 64}}, 10 + 200),
+        ({"record": {"step": 50, "done": 50, "total": 1000}}, 1010),
+        ({"record": {"step": 50, "done": 1e-320, "total": 1e9}}, 1010),
+        ({"record": {"step": 50, "done": 50, "total": 200}, "result": {"steps": 100}}, 10 + 100),
+        ({"result": {"steps": "100"}}, 1010),
+        ({"result": {"steps": True}}, 1010),
+        ({}, 1010),
+    ],
+)
+def test_remaining_time_counts_the_steps_of_a_shortened_training(tmp_path, said, seconds):
+    settings = Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)})
+    op = replace(OP, job=Job("calm-1", "sw1-a", (training("base"),)).to_json())
+    work = StepWork(step="base", kind="base", machine="m", shape="")
+    expected = Expected(step="base", seconds=1010.0, low=1010.0, high=1010.0, fixed_s=10.0, source="a guess")
+    Timings.for_journal(settings.state_file).save(
+        RunTimes(token="sw1-a", run="calm-1", vendor="lium", asked_at=0.0, works=(work,), expected=(expected,))
+    )
+    progress = {"updated_at": 1.0, "steps": [{"name": "base", "state": "waiting", **said}]}
+    left_s, _ = estimate_time_left([op], progress, settings)
+    assert left_s == pytest.approx((seconds,) * 3)
