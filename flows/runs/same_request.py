@@ -113,6 +113,9 @@ def typed_launch(
     said = {flag: getattr(spec, flag) for flag in meant}
     said["send_anyway"] = " ".join(spec.send_anyway)
     meant["send_anyway"] = of_checkout(spec.send_anyway)
+    for limit, (flag, meaning) in spec.limits_from.items():  # a duration until a time of day is new at each launch
+        said[limit] = ""
+        said[flag] = meant[flag] = meaning
     typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
     if env:  # Only the name of a secret is recorded.
         shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())

@@ -1,6 +1,7 @@
 """The flags of a launch and of all commands to start or resume a run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from flows.specs.work import WorkSpec
 from infra.flags import flag
@@ -64,6 +65,8 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     )
     run_name: str = flag("", "name of the run instead of a generated one", group=RUN, also=("n",))
     dry_run: bool = flag(False, "show the plan and stop", group=RUN)
+    limits_from: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
+    """Limits that flags of packs have set, by the name of the limit: the typed flag, and the meaning of the value."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from infra.agent.job import Limits
+from infra.agent.job import Job, Limits
 from infra.agent.limits import Clocks, hard_limit_s
 from infra.errors import OutOfMoney, UsageError
 from infra.ledger.op import FAILED, PLANNED, Op
@@ -21,6 +21,7 @@ from infra.units import duration, in_usd
 VENDOR_LATE_S = 300.0  # seconds; vendors check timers at intervals
 # Billing unit in seconds, charged when started; 1 s for providers of extensions.
 GRAIN_S = {"runpod": 1, "lium": 1, "shadeform": 60}
+FINISH_BY = "SLIPWAY_FINISH_BY"  # variable of a job: the end of all work, in UTC epoch seconds
 Now = float | Clocks  # a float: wall clock only
 
 
@@ -185,6 +186,17 @@ def remaining_limits(limits: Limits, used_s: float, used_micro_usd: int) -> Limi
         time_s=None if time_s is None else time_s - used_s,
         spend_micro_usd=None if money is None else money - used_micro_usd,
     )
+
+
+def limits_until(limits: Limits, job: Job, now: Clocks, scale: float = 1.0) -> Limits:
+    """Return the limits with no more time than until the moment at which the job must have ended, if the job has one.
+
+    The moment stays the same after a wait for a machine and after a preemption, unlike a duration.
+    """
+    if not job.environ.get(FINISH_BY):
+        return limits
+    left_s = (float(job.environ[FINISH_BY]) - now.wall_s) * scale
+    return replace(limits, time_s=left_s if limits.time_s is None else min(limits.time_s, left_s))
 
 
 def is_used_up(limits: Limits) -> bool:

@@ -130,11 +130,13 @@ class Rental:
         left = self.plan.job.limits
         for op in self.returned_ops:
             left = spend.remaining_limits(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
+        left = spend.limits_until(left, self.plan.job, read_clocks(), self.scale)
         if self.budget is not None:
             left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
         if spend.is_used_up(left):
+            cause = "pods that were given back have" if self.returned_ops else "the wait for a machine has"
             raise LimitHit(
-                f"{self.plan.request.run}: pods that were given back have used up the limit; no pod of the run "
+                f"{self.plan.request.run}: {cause} used up the limit; no pod of the run "
                 "is left. See the cost: inv cost; launch again with larger limits: --spend-limit, --ttl"
             )
         return left

@@ -13,22 +13,29 @@ from datetime import datetime, timedelta
 from flows.planning.estimates import phases_of
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import PhaseFlags
+from infra.agent.limits import hard_limit_s
 from infra.errors import UsageError
+from infra.ledger.spend import FINISH_BY
 from infra.records import Plan
 from infra.selection.preflight import amount_of
-from packs.deadline.records.words import LIMIT, VARIABLE
+from infra.units import about
+from packs.deadline.records.words import FEW, LIMIT, VARIABLE
 from trainer.config import PhaseConfig
 from trainer.plan.estimates import operations
 
 
-def read_time(text: str) -> datetime:
-    """Return the next `16:00` of this machine's time zone, or `2026-12-01 16:00`. Raises UsageError."""
-    now = datetime.now().astimezone()
+def read_time(text: str, now: datetime | None = None) -> datetime:
+    """Return the next `16:00` of this machine's time zone, or `2026-12-01 16:00`. Raises UsageError.
+
+    now: the local time, without a zone.
+    """
+    now = now or datetime.now()
     try:
         if len(text) <= len("16:00"):
             clock = datetime.strptime(text, "%H:%M")
             found = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
-            return found if found > now else found + timedelta(days=1)
+            # Without a zone until here, because tomorrow may have a different distance to UTC.
+            return (found if found > now else found + timedelta(days=1)).astimezone()
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
         raise UsageError(
@@ -46,15 +53,18 @@ def with_limits(spec: LaunchSpec, finish_by: str, finish_within: str, is_rented:
         if spec.spend_limit:
             raise UsageError("--finish-within sets the spend limit; leave --spend-limit out")
         # Check here, or the error would name --spend-limit, which the user has not typed.
-        amount_of("finish-within", finish_within)
-        spec = replace(spec, spend_limit=finish_within, typed=spec.typed | {"spend_limit"})
+        meaning = f"{amount_of('finish-within', finish_within) / 1e6:.2f}"
+        limits_from = {**spec.limits_from, "spend_limit": ("finish_within", meaning)}
+        spec = replace(spec, spend_limit=finish_within, typed=spec.typed | {"spend_limit"}, limits_from=limits_from)
     if finish_by:
         if spec.ttl:
             raise UsageError("--finish-by sets the time limit; leave --ttl out")
-        left_s = read_time(finish_by).timestamp() - time.time()
+        by = read_time(finish_by)
+        left_s = by.timestamp() - time.time()
         if left_s < 1:
             raise UsageError(f"--finish-by {finish_by}: this time has passed")
-        spec = replace(spec, ttl=f"{left_s:.0f}s")
+        limits_from = {**spec.limits_from, "ttl": ("finish_by", by.isoformat())}
+        spec = replace(spec, ttl=f"{left_s:.0f}s", limits_from=limits_from)
     return spec
 
 
@@ -75,8 +85,20 @@ def with_later_work(plan: Plan, finish_by: str, finish_within: str) -> Plan:
         f"to finish {' and '.join(by)}, the trainer compares its pace with the limit after 20 steps and later. If the "
         "planned steps do not fit, the trainer ends the schedule earlier, with a complete decay of the learning rate"
     )
-    job = replace(plan.job, environ={**plan.job.environ, VARIABLE: json.dumps(later)})
-    return replace(plan, job=job, notes=(*plan.notes, note))
+    notes, limit_s = [note], hard_limit_s(plan.job.limits)
+    whole_s = sum(one.seconds for one in plan.displayed_estimate.steps) if plan.displayed_estimate else 0.0
+    if limit_s is not None and limit_s < FEW * whole_s:
+        notes.append(
+            f"the limit is {limit_s / whole_s:.1%} of the expected time, {about(whole_s)}: the training makes few of "
+            "the planned steps, and later launches with the same flags take this model. Use a smaller profile, or a "
+            "higher limit"
+        )
+    environ = {**plan.job.environ, VARIABLE: json.dumps(later)}
+    if finish_by:  # a rehearsal runs faster than the time of day
+        now = time.time()
+        environ[FINISH_BY] = f"{now + (read_time(finish_by).timestamp() - now) / plan.job.clock_scale:.1f}"
+    job = replace(plan.job, environ=environ)
+    return replace(plan, job=job, notes=(*plan.notes, *notes))
 
 
 def _relative(phases: list[PhaseConfig], one: PhaseConfig) -> tuple[float, float, int]:

@@ -1,6 +1,6 @@
 """The flags `--finish-by` and `--finish-within`. Light: every launch imports this module."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flows.specs.launch import LaunchSpec
@@ -42,7 +42,12 @@ def with_limits(spec: LaunchSpec, is_rented: bool) -> LaunchSpec:
         return spec
     from packs.deadline.control import finish  # few launches have the flags
 
-    return finish.with_limits(spec, asked.finish_by, asked.finish_within, is_rented)
+    spec = finish.with_limits(spec, asked.finish_by, asked.finish_within, is_rented)
+    if not asked.finish_by:
+        return spec
+    # From now on a date: after a wait, the next 16:00 would be tomorrow.
+    _, by = spec.limits_from["ttl"]
+    return replace(spec, added=tuple(replace(one, finish_by=by) if one is asked else one for one in spec.added))
 
 
 def with_later_work(plan: Plan, spec: Typed, settings: Settings, there: Inventory) -> Plan:

@@ -8,8 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows.runs import launch
+from flows.runs.same_request import typed_launch
 from flows.specs.launch import LaunchSpec
+from infra.agent.job import Limits
 from infra.errors import UsageError
+from infra.ledger.op import Op
+from infra.ledger.spend import FINISH_BY
+from infra.records import Request
 from infra.settings import Settings
 from packs.deadline.control.finish import ending_at_limit, read_time
 from packs.deadline.control.flags import FinishFlags, with_limits
@@ -32,6 +37,24 @@ def test_time_is_the_next_one_on_the_clock_or_a_date():
             read_time(wrong)
 
 
+@pytest.mark.parametrize(
+    ("now", "said", "expected"),
+    [
+        (datetime(2026, 10, 24, 17), "16:00", datetime(2026, 10, 25, 15, tzinfo=UTC)),  # the end of summer time
+        (datetime(2026, 10, 24, 15), "16:00", datetime(2026, 10, 24, 14, tzinfo=UTC)),
+        (datetime(2026, 3, 28, 17), "16:00", datetime(2026, 3, 29, 14, tzinfo=UTC)),
+    ],
+)
+def test_time_of_tomorrow_counts_in_the_zone_of_tomorrow(monkeypatch, now, said, expected):
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        assert read_time(said, now) == expected
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def spec_of(is_typed: str = "", **flags: str) -> LaunchSpec:
     own = {name: value for name, value in flags.items() if name.startswith("finish")}
     others = {name: value for name, value in flags.items() if name not in own}
@@ -44,8 +67,36 @@ def test_limits_of_the_pod_follow_from_the_flags():
     at = datetime.fromtimestamp(time.time() + 7200).astimezone().isoformat()
     by = with_limits(spec_of(finish_by=at), is_rented=False)
     assert by.spend_limit == "" and 7190 <= float(by.ttl.rstrip("s")) <= 7200
+    assert with_limits(spec_of(finish_by="23:59"), False).added_record(FinishFlags).finish_by[10:16] == "T23:59"
     plain = LaunchSpec(phase="base")
     assert with_limits(plain, True) is plain
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "differs"),
+    [
+        ({"finish_by": "2030-01-01 16:00"}, {"finish_by": "2030-01-01 16:00"}, ""),
+        ({"finish_by": "2030-01-01 16:00"}, {"finish_by": "2030-01-01 18:00"}, "--finish-by 2030-01-01T18:00"),
+        ({"finish_within": "15"}, {"finish_within": "$15.00"}, ""),
+        ({"finish_within": "15"}, {"finish_within": "20"}, "--finish-within 20.00 (there: 15.00)"),
+        ({"spend_limit": "15"}, {"finish_within": "15"}, "--finish-within 15.00 (there: not on record)"),
+    ],
+)
+def test_same_launch_later_follows_its_run(before, again, differs):
+    """The seconds until a time of day are fewer at the second launch, and the user has not typed --ttl."""
+
+    def asked(flags, passed_s):
+        spec = with_limits(spec_of(**flags), is_rented=True)
+        ttl_s = float(spec.ttl.rstrip("s")) - passed_s if spec.ttl else None
+        spend = int(float(spec.spend_limit.lstrip("$")) * 1e6) if spec.spend_limit else None
+        limits = Limits(time_s=ttl_s, spend_micro_usd=spend)
+        return typed_launch(
+            replace(spec, ttl=f"{ttl_s}s" if ttl_s else ""), Request(run="new"), limits, vendors=(), env={}
+        )
+
+    op = Op(token="sw1-a", run="otter", vendor="lium", asked=asked(before, 0).to_json())
+    said = asked(again, 3600).difference(op)
+    assert differs in said and bool(said) is bool(differs) and "--ttl" not in said
 
 
 @pytest.mark.parametrize(
@@ -93,6 +144,7 @@ def test_plan_of_a_launch_has_the_limit_the_later_work_and_a_note(tmp_path):
         plan = launch.prepare(resolved, journal, settings, lambda *said: None).plan
     assert plan.job is not None and plan.job.limits.time_s is not None
     later = json.loads(plan.job.environ[VARIABLE])
+    assert float(plan.job.environ[FINISH_BY]) == read_time("23:59").timestamp()
     assert [*later] == ["base", "mid", "sft"] and later["base"][1] > 0 == later["mid"][1]
     assert (later["base"][2], later["sft"]) == (2, [0, 0, 0])
     assert any("to finish by" in note for note in plan.notes)
