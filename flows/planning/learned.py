@@ -133,7 +133,7 @@ def measured_times(
         work = replace(works[AROUND], kind=kind)
         times.append(StepTime(work=work, at=verdict["at"], began_s=0.0, seconds=max(0.0, rest_s)))
         # The forecast was about all planned steps, so a shortened run says nothing about the error of the forecast.
-        if any(_is_shortened((step.get("result") or {}).get("steps"), lengths.get(step["name"])) for step in steps):
+        if any(is_shortened((step.get("result") or {}).get("steps"), lengths.get(step["name"])) for step in steps):
             wall_s = None
     return replace(told, works=tuple(works.values()), state=state, wall_s=wall_s, times=tuple(times))
 
@@ -148,8 +148,8 @@ def _is_measured(step: Mapping[str, Any]) -> bool:
 def _time_of(step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go: bool, length: Any) -> StepTime:
     """Return the time of a finished step. `length`: planned number of training steps, or None for other steps."""
     marks = tuple((float(at_s), min(1.0, share)) for at_s, share in step.get("marks") or ())
-    made = (step.get("result") or {}).get("steps")
-    if _is_shortened(made, length):
+    made: Any = (step.get("result") or {}).get("steps")
+    if is_shortened(made, length):
         work, length = replace(work, amount=work.amount * made / length), made
     went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # resumed from a checkpoint
     return StepTime(
@@ -163,7 +163,7 @@ def _time_of(step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go
     )
 
 
-def _is_shortened(made: Any, length: Any) -> bool:
+def is_shortened(made: Any, length: Any) -> bool:
     """Return whether a training has made fewer steps than planned. Pods are untrusted: `made` has any type."""
     return type(made) is int and type(length) is int and 0 < made < length
 

@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Collection, Iterator
 
-from flows.runs import run_leases
+from flows.runs import receipt, run_leases
+from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import observation
@@ -51,6 +52,8 @@ def settle_run(
     snapshot and release the store lease.
     """
     settle(journal, settings, tell, only)
+    with contextlib.suppress(SlipwayError, OSError):  # a full disk, or no report: the receipt stays as at the start
+        receipt.add_made_steps(op, settings)
     end_others(op, journal, settings, state, tell)
     if state == "succeeded":
         snapshot.forget(RunHome.for_run(op.run, settings.homes))

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.planning import extensions
+from flows.planning import extensions, learned
 from infra.agent.environments import environment
 from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT
@@ -54,6 +54,8 @@ class Receipt:
     job: Mapping[str, Any]
     extensions: Sequence[Mapping[str, str]] = ()
     """The user's own code: name, file or module, SHA-256 and use. The job contains the text of the code."""
+    made_steps: Mapping[str, int] = field(default_factory=dict)
+    """Number of steps of each training that a limit has shortened, by the name of the step; known at the end."""
     schema: int = SCHEMA
 
     @property
@@ -86,6 +88,24 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
         write_durably(home.receipt_diff, diff.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode())
     write_record(home.receipt, asdict(made))
     return home.receipt
+
+
+def add_made_steps(op: Op, settings: Settings) -> None:
+    """Add the numbers of steps of shortened trainings to the receipt of an ended run. Raises SlipwayError, OSError."""
+    path = RunHome.for_run(op.run, settings.homes).receipt
+    if not path.exists():
+        return
+    progress, _ = learned.last_report(op, settings)
+    made = {one["name"]: (one.get("result") or {}).get("steps") for one in progress.get("steps") or ()}
+    planned = planned_steps(json.loads(op.job))
+    shortened = {name: number for name, number in made.items() if learned.is_shortened(number, planned.get(name))}
+    if shortened:
+        write_record(path, {**read_record(path), "made_steps": shortened})
+
+
+def planned_steps(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the planned number of steps of each training of a job, by the name of the step."""
+    return {one["name"]: (one["config"].get("spec") or {}).get("steps") for one in job["steps"]}
 
 
 def read(op: Op, settings: Settings) -> Receipt:
@@ -137,6 +157,11 @@ def differences(one: Receipt, settings: Settings) -> list[str]:
     if environment.read_spec("train", ROOT, torch).key != one.environment:
         found.append("environment: the pins or the Python version differ from the launch")
     found += extensions.changed_extensions(one.extensions)
+    planned = planned_steps(one.job)
+    for name, made in one.made_steps.items():
+        found.append(
+            f"steps: {name} has made {made:,} of {planned.get(name)} steps to fit the limit; without a limit, all"
+        )
     for name, fingerprint in inputs_of(one.steps).items():
         if problem := Store(one.store).find(name, fingerprint).problem:
             found.append(f"input: {name} in {one.store} is {problem}")

@@ -10,6 +10,7 @@ import pytest
 from flows.planning import estimates, learned
 from flows.planning.training_plan import PlannedWork, plan_for
 from flows.reading.status import with_left
+from flows.runs import receipt
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
 from infra.agent.execution import utilization
@@ -141,6 +142,23 @@ def test_a_shortened_training_counts_as_the_steps_that_were_made(settings, journ
     forecast = {one.step: one for one in planned(settings).forecast}
     assert forecast["base"].seconds == pytest.approx(seconds) and forecast["base"].source == SAME
     assert forecast[AROUND].seconds == 8.0
+
+
+@pytest.mark.process
+def test_the_receipt_of_an_ended_run_has_the_steps_of_a_shortened_training(settings, journal):
+    op = finished_run(settings, journal, planned(settings))
+    receipt.add_made_steps(op, settings)  # a run without a receipt
+    receipt.write(op, settings)
+    receipt.add_made_steps(op, settings)
+    assert receipt.read(op, settings).made_steps == {}
+    folder = PodFolder(settings.pods / op.run)
+    progress = json.loads(folder.progress.read_text())
+    progress["steps"][-1]["result"] = {"kind": "result", "steps": 6}
+    folder.progress.write_text(json.dumps(progress))
+    receipt.add_made_steps(op, settings)
+    found = receipt.read(op, settings)
+    assert found.made_steps == {"base": 6}
+    assert "base has made 6 of 12 steps to fit the limit" in "\n".join(receipt.differences(found, settings))
 
 
 def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, journal):
