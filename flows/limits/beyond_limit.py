@@ -39,10 +39,10 @@ class BeyondLimit:
 def is_comparable(op: Op, progress: Mapping[str, Any]) -> bool:
     """Return whether a training has enough steps for a measured pace, and no step to come fits itself to the limit."""
     to_come = {one["name"] for one in progress.get("steps") or () if one.get("state") in ("waiting", "running")}
-    if any((spec.get("schedule") or {}).get("end") for name, spec in _specs_of(op).items() if name in to_come):
-        return False
+    specs = [spec for name, spec in _specs_of(op).items() if name in to_come]
     records = [step.get("record") or {} for step in progress.get("steps") or ()]
-    return any((record.get("step") or 0) >= ENOUGH_STEPS for record in records if record.get("kind") == "progress")
+    numbers = [one.get("step") or 0 for one in records if one.get("kind") == "progress"]
+    return max(numbers, default=0) >= ENOUGH_STEPS and not any((one.get("schedule") or {}).get("end") for one in specs)
 
 
 def forecast_excess(
@@ -105,21 +105,17 @@ def estimate_time_left(
 def _specs_of(op: Op) -> dict[str, Mapping[str, Any]]:
     """Return the configuration of each training of a row by the name of the step; {} for an unreadable job."""
     with contextlib.suppress(SlipwayError):
-        steps = op.read_job().steps if op.job else ()
-        return {one.name: one.config["spec"] for one in steps if one.together and "spec" in one.config}
+        return {one.name: one.config["spec"] for one in op.read_job().steps if one.together and "spec" in one.config}
     return {}
 
 
 def _of_new_length(expected: Expected, step: Mapping[str, Any], length: Any) -> Expected:
     """Return the forecast of a training for the number of steps in the newest report. `length`: the planned number."""
-    said = step.get("result") or step.get("record") or {}
-    steps: Any = said.get("steps")
-    number = said.get("step")
+    said: Any = step.get("result") or step.get("record") or {}  # a result has values of any type
+    steps, number = said.get("steps"), said.get("step")
     if type(number) in (int, float) and said.get("total") and said.get("done"):
         steps = number * said["total"] / said["done"]  # the unit of the amounts may be tokens
-    is_known = type(steps) in (int, float) and type(length) is int  # a result has values of any type
-    if not (is_known and 0.5 < steps < length - 0.5 and expected.seconds):
+    if not (type(steps) in (int, float) and type(length) is int and 0.5 < steps < length - 0.5 and expected.seconds):
         return expected
-    seconds = expected.fixed_s + (expected.seconds - expected.fixed_s) * steps / length
-    by = seconds / expected.seconds
-    return replace(expected, seconds=seconds, low=expected.low * by, high=expected.high * by)
+    by = (expected.fixed_s + (expected.seconds - expected.fixed_s) * steps / length) / expected.seconds
+    return replace(expected, seconds=expected.seconds * by, low=expected.low * by, high=expected.high * by)

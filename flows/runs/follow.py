@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Collection, Iterator
 
-from flows.runs import receipt, run_leases
+from flows.runs import run_leases
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -51,6 +51,8 @@ def settle_run(
     `only` limits the tokens to settle; None means all pods without a follower. For a successful run, delete the local
     snapshot and release the store lease.
     """
+    from flows.runs import receipt  # needed only after a run
+
     settle(journal, settings, tell, only)
     with contextlib.suppress(SlipwayError, OSError):  # a full disk, or no report: the receipt stays as at the start
         receipt.add_made_steps(op, settings)

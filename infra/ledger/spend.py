@@ -189,14 +189,10 @@ def remaining_limits(limits: Limits, used_s: float, used_micro_usd: int) -> Limi
 
 
 def limits_until(limits: Limits, job: Job, now: Clocks, scale: float = 1.0) -> Limits:
-    """Return the limits with no more time than until the moment at which the job must have ended, if the job has one.
-
-    The moment stays the same after a wait for a machine and after a preemption, unlike a duration.
-    """
-    if not job.environ.get(FINISH_BY):
-        return limits
-    left_s = (float(job.environ[FINISH_BY]) - now.wall_s) * scale
-    return replace(limits, time_s=left_s if limits.time_s is None else min(limits.time_s, left_s))
+    """Return the limits with no more time than until FINISH_BY, which waits and preemptions do not move."""
+    left_s = (float(job.environ.get(FINISH_BY) or math.inf) - now.wall_s) * scale
+    time_s = min(left_s, math.inf if limits.time_s is None else limits.time_s)
+    return replace(limits, time_s=None if time_s == math.inf else time_s)
 
 
 def is_used_up(limits: Limits) -> bool:
