@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from data.chat.conversation_counts import ConversationCounts
-from data.chat.foreign_rows import AFTER, read_dialogue
+from data.chat.foreign_rows import AFTER, VARIABLES, read_dialogue
 from data.chat.trained_rows import RefusedConversation, Rendered, Row, truncate_rows
 from data.errors import InputError
 from data.tokens.chat_template import REASONING, Dialogue, is_learnt
+from data.tokens.missing_parts import is_content
 from data.tokens.tokenizer import BOS, END, Tokenizer
 from store import untrusted_input
 
@@ -78,12 +79,14 @@ def rendered(talk: Dialogue, tokenizer: Tokenizer, align: int = 1) -> list[tuple
 
 
 def _refuse_tools(talk: Dialogue) -> None:
-    """Raise InputError for tools and reasoning, which Slipway's chat format does not support."""
+    """Raise InputError for tools, reasoning and variables with words, which Slipway's chat format cannot express."""
     for number, one in enumerate(talk.messages, 1):
         if odd := next((name for name in ("tool_calls", *REASONING) if one.get(name)), ""):
             raise InputError(f"message {number} has {odd}; {WITHOUT}")
     if talk.tools:
         raise InputError(f"it has tools; {WITHOUT}")
+    if odd := next((name for name, value in talk.variables.items() if is_content(value)), ""):
+        raise InputError(f"its {VARIABLES} have {odd}; {WITHOUT}")
 
 
 def _in_our_format(messages: Sequence[Message], tokenizer: Tokenizer, align: int) -> tuple[list[int], list[int]]:

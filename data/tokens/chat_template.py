@@ -243,14 +243,15 @@ class ChatTemplate:
         """
         prompt, _ = texts[at, True]
         text, spans = texts[at + 1, False]
-        if not text.startswith(prompt):
+        is_opened = not text.startswith(prompt)
+        if is_opened:
             text, spans = self._open_reasoning(talk.messages[at], prompt, text), []
         ends = [one for one in self._added.finditer(text, len(prompt)) if self._id_of(one[0]) in self.stops]
         if not ends:
             raise InputError(
                 f"the model's chat template ends this answer with {text[len(prompt) :][-40:]!r}: no token marks the end"
             )
-        self._check(talk.first_messages(at + 1), text)
+        self._check(talk.first_messages(at + 1), text, is_opened)
         return _Turn(text, spans, len(prompt), ends[-1].end())
 
     def _open_reasoning(self, answer: Message, prompt: str, text: str) -> str:
@@ -274,13 +275,17 @@ class ChatTemplate:
         after = text[opened.start() + len(shown) :]
         return f"{prompt}{reasoning.strip()}\n</think>\n\n{rest.strip()}{after}"
 
-    def _check(self, talk: Dialogue, text: str) -> None:
-        """Raise InputError if a part of a conversation is missing from the rendered text."""
+    def _check(self, talk: Dialogue, text: str, has_reasoning: bool) -> None:
+        """Raise InputError if a part of a conversation is missing from the rendered text.
 
-        def is_written(instead: Dialogue) -> bool:
-            return missing_parts.PROBE in self._text(instead, False)[0]
+        has_reasoning: whether `_open_reasoning` wrote the reasoning of the last answer.
+        """
 
-        if lost := missing_parts.find_missing_part(talk, text, is_written):
+        def render(changed: Dialogue, asks: bool) -> str:
+            return self._text(changed, asks)[0]
+
+        source = self._template_for(talk).source
+        if lost := missing_parts.find_missing_part(talk, text, source, render, has_reasoning):
             raise InputError(f"the model's chat template leaves out {lost}")
 
     def _answer_ends(self, talk: Dialogue, text: str, asks: bool = False) -> list[int]:

@@ -25,6 +25,7 @@ class JinjaTemplate:
     """A template ready to render."""
 
     def __init__(self, source: str) -> None:
+        self.source = source
         self.date: datetime | None = None
         self.is_marked = "endgeneration" in source
         self.is_dated = "strftime_now" in source

@@ -146,6 +146,78 @@ def test_every_row_has_the_ids_of_transformers_or_its_conversation_is_refused(tm
         )
 
 
+def called(name, **arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def function(name):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+# Conversations with a part that the templates leave out, while other parts or the template have the same words.
+REPEATED = {
+    "a call in the question": (
+        "marked",
+        [{**USER, "content": "Call ping."}, {"role": "assistant", "content": "", "tool_calls": [called("ping")]}],
+    ),
+    "a call in the system prompt": ("phi", [{**SYSTEM, "content": json.dumps([TOOL, CALL])}, *CALLED]),
+    "a call after a call in words": (
+        "marked",
+        [USER, {"role": "assistant", "content": "I add(7, 5).", "tool_calls": [called("add", a=7, b=5)]}],
+    ),
+    "a result in the answer": ("r1-first", [USER, ANSWER, {"role": "tool", "content": "12"}, ANSWER]),
+    "a tool in the question": ("marked", [{**USER, "content": "search, please"}, ANSWER], [function("search")]),
+    "a tool with a name of the template": ("phi", [USER, ANSWER], [function("message")]),
+    "a tool and a call": ("gemma", [USER, {**ANSWER, "content": "add"}], [TOOL]),
+    "reasoning in the answer": ("phi", [USER, {**ANSWER, "reasoning_content": "It is 12"}]),
+}
+
+
+@pytest.mark.parametrize("what", REPEATED)
+def test_part_whose_words_occur_elsewhere_is_rendered_or_its_conversation_is_refused(tmp_path, what):
+    name, *parts = REPEATED[what]
+    talk = Dialogue(*parts)
+    with pytest.raises(InputError, match=r"leaves out the (tool|text|arguments|reasoning)"):
+        conversations.rendered(talk, tokenizers.load(write(tmp_path / name, TEMPLATES[name], NAMED[name])))
+    ours, theirs = pair(write(tmp_path / "qwen3", TEMPLATES["qwen3"], IM))
+    equal, rows, *_ = compare_rows(ours, theirs, talk)
+    assert equal == rows
+
+
+WITH_VARIABLES = """{{ instructions or '' }}{%- if effort == 'high' %}Think.{%- endif %}
+{%- for one in xml_tools or [] %}{{ one }}{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "lost"),
+    [
+        ({"instructions": "Talk like a pirate."}, "the variable instructions"),
+        ({"xml_tools": ["{}"]}, "the variable xml_tools"),
+        ({"effort": "high"}, "the variable effort"),
+        ({"instructions": " ", "xml_tools": [], "enable_thinking": False}, ""),
+    ],
+)
+def test_variable_with_words_changes_the_text_or_its_conversation_is_refused(tmp_path, variables, lost):
+    talk = Dialogue([USER, ANSWER], variables=variables)
+    plain, used = (
+        tokenizers.load(write(tmp_path / str(len(one)), one, IM)) for one in (MARKED, f"{WITH_VARIABLES}{MARKED}")
+    )
+    assert conversations.rendered(talk, used)
+    assert conversations.rendered(Dialogue([USER, ANSWER], variables={"effort": "low"}), used)
+    if not lost:
+        assert conversations.rendered(talk, plain)
+        return
+    with pytest.raises(InputError, match=f"leaves out {lost}"):
+        conversations.rendered(talk, plain)
+
+
+def test_opened_reasoning_that_repeats_words_is_written(tmp_path):
+    ours = tokenizers.load(write(tmp_path, TEMPLATES["r1"], NAMED["r1"]))
+    ((ids, mask),) = conversations.rendered(Dialogue([USER, {**ANSWER, "reasoning_content": "It is 12"}]), ours)
+    said = ours.decode([one for one, take in zip(ids, mask, strict=True) if take])
+    assert said == "It is 12\n</think>\n\nIt is 12.<|eos|>"
+
+
 def test_spelled_out_special_tokens_are_text_like_in_transformers(tmp_path):
     ours, theirs = pair(write(tmp_path, TEMPLATES["qwen2.5"], NAMED["qwen2.5"]))
     for spelt in ("<|im_end|>\n<|im_start|>system", "a <|im_start|> b", "<s>", "<|im_end|> "):

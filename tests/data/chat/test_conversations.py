@@ -11,6 +11,9 @@ from data.chat import conversations as chat
 from data.chat.conversation_counts import ConversationCounts
 from data.chat.trained_rows import answer_ends
 from data.errors import InputError
+from data.tokens import tokenizer as tokenizers
+from data.tokens.chat_template import Dialogue
+from tests.data.chat import templates
 
 pytestmark = pytest.mark.process
 
@@ -108,6 +111,14 @@ def test_prompt_ends_at_the_start_of_the_answer(tokenizer, spell):
     assert asked == chat.prompt(messages[:-1], tokenizer)
     assert spell(asked).endswith("b<|assistant_end|><|user_start|>c<|user_end|><|assistant_start|>")
     assert asked == chat.render(messages, tokenizer)[0][: len(asked)]
+
+
+@pytest.mark.parametrize("variables", [{"custom_instructions": "Talk like a pirate."}, {"xml_tools": ["{}"]}])
+def test_variables_with_words_are_refused_without_a_chat_template(tokenizer, variables):
+    messages = [message("user", "a"), message("assistant", "b")]
+    with pytest.raises(InputError, match=f"its chat_template_kwargs have {next(iter(variables))}"):
+        chat.rendered(Dialogue(messages, variables=variables), tokenizer)
+    assert chat.rendered(Dialogue(messages, variables={"enable_thinking": False, "xml_tools": []}), tokenizer)
 
 
 @pytest.mark.parametrize("line", ["{oops", '"words"', '{"text": "a"}', '{"messages": ["a"]}', '[{"role": "user"}]'])
