@@ -197,7 +197,8 @@ class Conversations:
     """Batches of several kinds of conversation, drawn by weight; a pure function of inputs and step.
 
     Each kind is drawn in a seeded order; all conversations of a kind are drawn once before any repeats. Kinds in
-    `together` share rows: up to `turns` conversations of any of these kinds are concatenated if they fit whole.
+    `together` share rows: up to `turns` conversations of any of these kinds are concatenated if they fit whole, and if
+    the chat template writes the same leading ids, such as a default system prompt, before all of them.
     Concatenation teaches the model to answer the last question independently of earlier questions.
     """
 
@@ -224,8 +225,8 @@ class Conversations:
             )
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
         self.pad, self.seed, self.max_len = tokenizer.stops[0], seed, max_len
-        lead = 1 if tokenizer.chat is None else tokenizer.chat.lead
-        self.lead = lead or 0  # ids at the start of each conversation, kept only at the start of a row
+        lead = [tokenizer.special(BOS)] if tokenizer.chat is None else tokenizer.chat.lead
+        self.lead = len(lead or ())  # ids at the start of conversations, kept only at the start of a shared row
         self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
         self.turns, self.align = turns, align
         self.together = {
@@ -233,10 +234,13 @@ class Conversations:
         }
         self.counts = ConversationCounts()
         self.rows: list[list[Row]] = []
+        self.odd: list[set[int]] = []  # conversations with other leading ids, such as a system message: never shared
         for kind in self.kinds:
             every = (one for path in files[kind] for one in _each(Path(path), tokenizer, align))
             rows, counts = truncate_rows(kind, every, tokenizer.stops, max_len + (align == 1))
             self.rows.append(rows)
+            starts = (ids[: self.lead].tolist() for ids, _ in rows)
+            self.odd.append({number for number, start in enumerate(starts) if start != (lead or [])})
             self.counts += counts
         self._chunk = lru_cache(maxsize=2)(self._draw)
         self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
@@ -294,8 +298,8 @@ class Conversations:
             for kind in range(len(self.kinds))
             for draw in range(before[kind], after[kind])
         ]
-        alone = [(one,) for one in drawn if one[0] not in self.together]
-        shared = [one for one in drawn if one[0] in self.together]
+        shared = [(kind, number) for kind, number in drawn if kind in self.together and number not in self.odd[kind]]
+        alone = [((kind, number),) for kind, number in drawn if kind not in self.together or number in self.odd[kind]]
         rows = [*alone, *self._pack_rows(shared, min(self.turns, count), chunk)]
         rows.sort(key=self._length)
         bounds = [len(rows) * place // CHUNK_STEPS for place in range(CHUNK_STEPS + 1)]

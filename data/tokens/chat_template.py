@@ -171,8 +171,8 @@ class ChatTemplate:
         known = [one for one in ends if one in stops]
         return tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
 
-    def _find_lead(self) -> int | None:
-        """Return the number of ids before the first question, equal for all conversations.
+    def _find_lead(self) -> list[int] | None:
+        """Return the ids before the first question of a conversation without a system message.
 
         Return None if the template renders an earlier turn differently, because such conversations cannot be
         concatenated.
@@ -183,7 +183,7 @@ class ChatTemplate:
         except InputError:
             return None
         two, lead = rows[0][0], 2 * len(one) - len(rows[0][0])
-        return lead if len(rows) == 1 and 0 <= lead < len(one) and one + one[lead:] == two else None
+        return one[:lead] if len(rows) == 1 and 0 <= lead < len(one) and one + one[lead:] == two else None
 
     def _text(self, talk: Dialogue, asks: bool) -> tuple[str, Spans]:
         """Return the rendered text of a prepared dialogue, and the spans marked by the template."""

@@ -243,6 +243,27 @@ def test_custom_conversations_keep_rows_of_their_own(files, tokenizer, spell):
     assert len(rows) == 32 + 96 / 4  # A quarter of the conversations is long, like the weight.
 
 
+def test_system_prompt_stays_whole_where_a_template_writes_a_default_one(tmp_path):
+    """Qwen2.5's template begins a conversation without a system message with a default block."""
+    tokenizer = tokenizers.load(templates.write(tmp_path / "model", templates.QWEN25, templates.IM))
+    asked = [[message("user", f"Who {n}?"), message("assistant", "Me.")] for n in range(12)]
+    told = [[message("system", f"You are Bob {n}."), *one] for n, one in enumerate(asked)]
+    for name, talks in (("asked", asked), ("told", told)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in talks))
+    files = {name: [tmp_path / f"{name}.jsonl"] for name in ("asked", "told")}
+    loader = chat.Conversations(files, {"asked": 0.5, "told": 0.5}, tokenizer, 1024, 1, turns=4, together=files)
+    rows = [tokenizer.decode(row).split("<|im_start|>")[1:] for step in range(8) for row in loader.batch(step, 6)[0]]
+    systems = [[turn for turn in row if turn.startswith("system")] for row in rows]
+    assert {len(some) for some in systems} == {1}
+    for row, (system,) in zip(rows, systems, strict=True):
+        if "Bob" in system:
+            assert re.fullmatch(r"system\nYou are Bob (\d+)\.<\|im_end\|>\n", system) and len(row) == 3
+        else:
+            assert system == "system\nYou are helpful.<|im_end|>\n"
+    shared = [row for row, (system,) in zip(rows, systems, strict=True) if "Bob" not in system]
+    assert {len(row) for row in shared} == {9} and 4 * len(shared) == len(rows) - len(shared)
+
+
 def test_packed_rows_depend_only_on_seed_and_step_and_are_shared_among_ranks(files, tokenizer):
     fresh, used = (conversations(files, tokenizer, 1024, turns=4, together=files) for _ in range(2))
     for step in range(40):
