@@ -2,8 +2,8 @@
 
 A number is the only number in a text, as a person writes the answer to a word problem: an optional sign, digits with or
 without thousands separators, decimals or a fraction. Emphasis, currency, percent signs and a unit next to the number
-are ignored. A text with two numbers, or with words only, has no number. Numbers are compared exactly: 18 equals 18.00,
-and 1,234 is never read from the start of 1,234,567.
+are ignored; $2M is 2,000,000. A text with two numbers, or with words only, has no number. Numbers are compared exactly:
+18 equals 18.00, and 1,234 is never read from the start of 1,234,567.
 """
 
 import re
@@ -15,7 +15,9 @@ THINKING = re.compile(r"<start_working_out>\s*(?!</end_working_out>)\S.*?</end_w
 
 LONGEST = 1000  # characters of an answer: the patterns take time, and Python converts at most 4,300 digits
 MARK = "\x01"  # stands for removed markup, so that digits on both sides never become one number
-SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f~", " ") | {"\u2212": "-", MARK: None})
+MONEY = "\x02"  # stands for a removed currency sign
+MARKS = f"[ {MARK}{MONEY}]"
+SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f~", " ") | {"\u2212": "-", MARK: None, MONEY: None})
 CODES = r"(?:USD?|CAD?|AUD?|NZ|HK|EUR|GBP|Rs\.?)"
 UNITS = "[kcmd]?m|ft|feet|foot|in|inch(?:es)?|yd|yards?|mi|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
 CLEANING = tuple(
@@ -27,20 +29,26 @@ CLEANING = tuple(
         (r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\{([^{}]*)\}", r"\1"),
         (r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", r" \1/\2"),
         (r"\\?%|\^\{?\\circ\}?|\\degree|°", ""),
-        (rf"(?:\b{CODES} ?(?=[-$\d]))?(?:\\?\$|[€£¥₹])|\b(?:USD|EUR|GBP|Rs\.?) ?(?=\d)", MARK),
+        (rf"(?:\b{CODES} ?(?=[-$\d]))?(?:\\?\$|[€£¥₹])|\b(?:USD|EUR|GBP|Rs\.?) ?(?=\d)", MONEY),
         # A pair of emphasis marks stands between words: 2*3*4 is a product.
         (r"(?<![\w*])(\*{1,3}|_{1,3})(?=\S)([^*]+?)(?<=\S)\1(?![\w*])", rf"{MARK}\2{MARK}"),
+        (rf"(?:^|(?<=[\s=:({MARK}]))[\u2013\u2014](?=[\d.{MONEY}])|\b[Nn]egative (?=[\d.{MONEY}])", "-"),
+        (rf"(?:^|(?<=\bis ))[Mm]inus (?=[\d.{MONEY}])", "-"),
+        (rf"\bminus (?=[\d.{MONEY}])", "- "),  # a difference
         (rf"(?<=\d)(\s?(?:{UNITS}))(?:\^\{{?[23]\}}?|[²³])", r"\1"),
     )
 )
 WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)(?![0-9])"
 FRACTION = r"(?:(?P<plus>[0-9]+) )?(?P<over>[0-9]+) ?/ ?(?P<under>0*[1-9][0-9]*)"
-QUANTITY = re.compile(rf"(?P<sign>[-+][ {MARK}]*)?(?:{FRACTION}|(?P<decimal>{WHOLE}(?:\.[0-9]*)?|\.[0-9]+))")
+QUANTITY = re.compile(rf"(?P<sign>[-+]{MARKS}*)?(?:{FRACTION}|(?P<decimal>{WHOLE}(?:\.[0-9]*)?|\.[0-9]+))")
 COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 POWERS = {"k": 10**3, **COUNTS}
-POWER = re.compile(rf"[ {MARK}]?({'|'.join(POWERS)})\b", re.IGNORECASE)
+POWER = re.compile(rf"{MARKS}?({'|'.join(POWERS)})\b", re.IGNORECASE)
+LETTER = re.compile(rf"{MARKS}?([MmBb])n?(?![A-Za-z])")
+OF_MONEY = {"m": 10**6, "b": 10**9}
 PART_OF_A_WORD = re.compile(
-    r"[A-Za-z_.,]$|[*/^] *$|(?:[<\u2264\u2265\u2260\u221a]|(?<![-=])>|\\[gl]eq?|\\sqrt *\{?) *$"
+    r"[A-Za-z_.,]$|[*/^] *$|(?:[<\u2264\u2265\u2260\u221a]|(?<![-=])>|\\[gl]eq?) *$"
+    r"|(?<![A-Za-z])(?:sqrt|root|root of|log|ln|exp|sin|cos|tan) *[({]? *$"
     r"|\b(?:not|(?:less|fewer|more|greater) than) *$",
     re.IGNORECASE,
 )
@@ -88,8 +96,13 @@ def number(text: str) -> Fraction | None:
         value = Fraction(found["decimal"].replace(",", "").replace(" ", "").rstrip("."))
     else:
         value = int(found["plus"] or 0) + Fraction(int(found["over"]), int(found["under"]))
-    power = POWER.match(after)
-    return (-value if sign.startswith("-") else value) * (POWERS[power[1].lower()] if power else 1)
+    factor = POWERS[power[1].lower()] if (power := POWER.match(after)) else 1
+    if letter := LETTER.match(after):
+        if MONEY in sign or before.rstrip(f" {MARK}").endswith(MONEY):
+            factor = OF_MONEY[letter[1].lower()]
+        elif letter[1].isupper():  # millions or a name; a small m is the unit metre
+            return None
+    return (-value if sign.startswith("-") else value) * factor
 
 
 def gold_number(solution: str) -> Fraction | None:

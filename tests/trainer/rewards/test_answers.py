@@ -1,4 +1,4 @@
-"""Right and wrong answers to word problems: about fifty cases of numbers, fractions and LaTeX."""
+"""Right and wrong answers to word problems: numbers, fractions, LaTeX, units and lists of values."""
 
 import pytest
 
@@ -41,6 +41,25 @@ NUMBERS = (
     ('#### 3', '<SOLUTION>1,2,3</SOLUTION>', False),
     ('#### 123', '<SOLUTION>1,23</SOLUTION>', False),
     ('a #### 5 b\n#### 72', '<SOLUTION>72</SOLUTION>', True),
+)  # fmt: skip
+SIGNS = (
+    ('#### 18', '<SOLUTION>minus 18</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>It is negative 18</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>–18</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>sqrt(18)</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>log 18</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>$18M</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>18M</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>x minus 18</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>basin 18</SOLUTION>', True),
+    ('#### 18', '<SOLUTION>18m</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>negative 18</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>minus $18</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>**–18**</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>x minus 18</SOLUTION>', False),
+    ('#### 1200000', '<SOLUTION>$1.2M</SOLUTION>', True),
+    ('#### 1,200,000,000', '<SOLUTION>**€1.2bn**</SOLUTION>', True),
+    ('#### 1200', '<SOLUTION>$1.2k</SOLUTION>', True),
 )  # fmt: skip
 LATEX = (
     ('so $\\boxed{\\frac{1}{2}}$', '<SOLUTION>\\frac{1}{2}</SOLUTION>', True),
@@ -86,8 +105,8 @@ def tagged(gold: str, text: str) -> JudgedAnswer:
 
 
 def test_number_is_right_when_it_is_the_only_number_and_equal():
-    found = [(gold, text, Gsm8k()([tagged(gold, text)])[0].is_right) for gold, text, _ in NUMBERS]
-    assert found == list(NUMBERS)
+    found = [(gold, text, Gsm8k()([tagged(gold, text)])[0].is_right) for gold, text, _ in NUMBERS + SIGNS]
+    assert found == list(NUMBERS + SIGNS)
 
 
 def test_grail_decides_ten_cases_differently_and_rewards_the_end_of_untagged_text():
