@@ -25,6 +25,9 @@ def make(spec: ProblemsSpec, folder: Path) -> dict[str, Any]:
     if marks := published.calculator_marks(spec.task, parts[0]) if shown else 0:
         counts["removed_marks"] = marks
         emit("note", text=f"{spec.task}: {marks:,} marks of a calculator, <<...>>, are removed from the demonstrations")
+    if bare := published.without_box(spec.task, [one for part in parts for one in part]):
+        counts["without_box"] = bare
+        emit("note", text=f"{spec.task}: {bare:,} solutions have no \\boxed{{}}: the right answer is the whole text")
     if shown:
         counts["demonstrations"] = write_lines(folder / "demonstrations.jsonl", ({"messages": one} for one in shown))
     return {"task": spec.task, **counts}

@@ -36,6 +36,7 @@ SUBJECTS = (
     "prealgebra",
     "precalculus",
 )
+BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])")
 CALCULATION = re.compile(r"<<[^<>]*>>")
 Row = Mapping[str, Any]
 Parts = tuple[list[Problem], list[Problem], list[Problem]]
@@ -186,6 +187,11 @@ def table(uri: str) -> Iterator[Any]:
 def calculator_marks(task: str, found: list[Problem]) -> int:
     """Return the number of marks of a calculator in the answers, which `demonstrations` removes."""
     return sum(len(CALCULATION.findall(one.answer)) for one in found) if task == "gsm8k" else 0
+
+
+def without_box(task: str, found: list[Problem]) -> int:
+    """Return the number of solutions of math without a box: the whole text is the gold answer."""
+    return sum(BOX.search(one.answer) is None for one in found) if task == "math" else 0
 
 
 def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, str]]]:

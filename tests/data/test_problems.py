@@ -99,6 +99,16 @@ def test_removed_marks_of_a_calculator_are_counted_and_told(tmp_path, monkeypatc
     assert "gsm8k: 12 marks of a calculator" in (tmp_path / "records").read_text()
 
 
+def test_solutions_without_a_box_are_counted_and_told(tmp_path, monkeypatch):
+    answers = [r"so $\boxed{5}$", r"so \fbox{5}", r"so $\boxed 5$", r"so $\boxed {5}$", "so 5", r"a \boxedtext"]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").write_bytes(lines(*({"problem": "q", "solution": one} for one in answers)))
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(tmp_path / "records"))
+    (tmp_path / "out").mkdir()
+    assert make(ProblemsSpec(task="math", source=str(tmp_path)), tmp_path / "out")["without_box"] == 4
+    assert "math: 4 solutions have no" in (tmp_path / "records").read_text()
+
+
 def test_problems_of_a_step_with_marks_equal_the_rows(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROW, NULLS, end="\r\n"))
     assert [(one.question, one.answer) for one in read(tmp_path / "a.jsonl")] == [(ROW["question"], "3")] * 2

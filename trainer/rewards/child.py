@@ -36,23 +36,34 @@ def main() -> None:
 
 def of_math() -> Callable[[Any], Any]:
     """Return a function that compares [gold, answer], LaTeX or plain text, and returns True for equal meanings."""
-    from math_verify import parse, verify
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
     from sympy import I
+
+    # The default removes letters such as c, m and h as units, and reads the first number of LaTeX that does not parse.
+    latex = [
+        LatexExtractionConfig(
+            normalization_config=NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
+        )
+    ]
+
+    def parsed(text: str) -> list[Any]:
+        return parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=None)
 
     def is_equal(gold: list[Any], answer: list[Any]) -> bool:
         return verify(
             gold, answer, float_rounding=DECIMALS, timeout_seconds=None, allow_set_relation_comp=True
         )  # an inequality and its interval are equal
 
-    def complex_of(parsed: list[Any]) -> list[Any]:
+    def complex_of(found: list[Any]) -> list[Any]:
         """Return parsed expressions with the imaginary unit in place of a symbol i, which math-verify leaves."""
-        symbols = [getattr(one, "free_symbols", ()) for one in parsed]
+        symbols = [getattr(one, "free_symbols", ()) for one in found]
         units = [{symbol: I for symbol in some if symbol.name == "i"} for some in symbols]
-        return [one.subs(unit) if unit else one for one, unit in zip(parsed, units, strict=True)]
+        return [one.subs(unit) if unit else one for one, unit in zip(found, units, strict=True)]
 
     def same(pair: list[str]) -> bool:
         try:
-            gold, answer = (parse(f"${one}$", parsing_timeout=None) for one in pair)
+            gold, answer = map(parsed, pair)
             return bool(gold and answer) and (
                 is_equal(gold, answer)
                 or any("e^" in one for one in pair)

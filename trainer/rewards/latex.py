@@ -1,10 +1,11 @@
 r"""The meaning of a LaTeX answer as text, without markup, spacing and units: equal answers are mostly equal texts.
 
-Units and number bases of a different scale make two answers different; a missing unit does not. A word such as dozen is
-a factor, no unit.
+Units and number bases of a different scale make two answers different; a missing unit does not. A word such as dozen,
+pi or squared is a factor, no unit.
 """
 
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 
@@ -30,13 +31,28 @@ WRAPPERS = tuple(
 )
 REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*\{(\d{1,20})\}")
 KEPT = "\x01"
-# A unit after a number: \text{...}, or a word of at least two letters.
+# A unit after a number: \text{...}, a word of at least two letters, or a known unit without a space. A single letter
+# without \text may be a variable.
 WORDS = r"[A-Za-z][A-Za-z]+(?: [A-Za-z]+)*"
+ATTACHED = r"[ckm]m|kg|mg|m[lL]|lbs?|oz|ft|in|yd|hrs?|min|sec|mph|[AaPp]\.?[Mm]\.?"
 UNIT = re.compile(
     r"(?<=[\d}])(?:\\[,;: ]|\s|~)*"
-    rf"(?:\\(?:text|mathrm|mbox)\{{\s*([A-Za-z][A-Za-z. ]*)\}}|\s({WORDS}))(\^\{{?[23]\}}?|[²³])?$"
+    rf"(?:\\(?:text|mathrm|mbox)\{{\s*([A-Za-z][A-Za-z. ]*)\}}|\s({WORDS})|({ATTACHED}))(\^\{{?[23]\}}?|[²³])?$"
 )
-SHORT_UNIT = re.compile(r".*\d(?: |~|\\[,;: ])([mh])", re.DOTALL)
+LETTER_UNIT = re.compile(r"(.*[\d}])(?:\s|~|\\[,;: ])*([mhgsLl])", re.DOTALL)
+PARTS = "half third quarter fourth fifth sixth seventh eighth ninth tenth hundredth thousandth".split()
+NO_UNITS = {
+    *"pi squared cubed factorial and or plus minus times over mod modulo base choose to sqrt root repeating".split(),
+    *("recurring", "point", "infinity", "halves", *PARTS, *(f"{one}s" for one in PARTS)),
+    *"iejxyznk",  # variables and numbers
+}
+SEPARATED = re.compile(r"(?:[A-Za-z]+\s*=\s*)?[-+]?\d{1,3}(?:,\d{3})+(?![\d,])[^,]*")  # one number
+GROUPS = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?![\d,])")  # no list has the value 050
+AND = re.compile(r"\s*,?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*")
+EACH = re.compile(r"([A-Za-z])=[^,=]+(?:,\1=[^,=]+)+")
+UNBRACED = re.compile(r"\$|\n|\\f?box")
+JOINS = re.compile(r"[\s$]*(?:,|;|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
+BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 COUNTED = re.compile(
     rf"(?<![\d.,])([\d,]*\.?\d+)(?:\\[,;: ]|\s|~)*(\\(?:text|mathrm|mbox)\{{)?\s*({'|'.join(COUNTS)})(?![A-Za-z])"
 )
@@ -44,27 +60,60 @@ DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d+)\s*\^\{?\\
 NUMBERS = re.compile(r"\\math(?:bf|rm)\s*\{?\s*([RZQNC])\s*\}?")
 SCIENTIFIC = re.compile(r"([-+]?\d{1,50}(?:\.\d{1,50})?)(?:\\times|\\cdot|\*)10\^\{?([-+]?\d{1,2})\}?")
 PERCENT = re.compile(r"(?:\\?%|(?:\\text\{\s*|\s)percent\}?)[$.]*$")
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+DEGREE = re.compile(r"[-+]?[\d.,]+\s*(?:\^\{?\\circ\}?|\\degree|°)")
 BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")
 SHORT_UNITS = {
     "meter": "m", "centimeter": "cm", "millimeter": "mm", "kilometer": "km", "inche": "in", "inch": "in", "feet": "ft",
-    "foot": "ft", "yard": "yd", "mile": "mi", "second": "sec", "minute": "min", "hour": "h", "hr": "h", "cent": "cent",
+    "foot": "ft", "yard": "yd", "mile": "mi", "second": "sec", "s": "sec", "minute": "min", "hour": "h", "hr": "h",
+    "yr": "year", "gram": "g", "kilogram": "kg", "milligram": "mg", "pound": "lb", "ounce": "oz", "liter": "l",
+    "milliliter": "ml", "gallon": "gal", "cent": "cent", "am": "am", "a.m": "am", "pm": "pm", "p.m": "pm",
 }  # fmt: skip
 POWERS_OF_UNITS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3"}
-SCALES = ({"m", "cm", "mm", "km"}, {"in", "ft", "yd", "mi"}, {"sec", "min", "h", "day"}, {"cent", "dollar"})
+SCALES = (
+    {"m", "cm", "mm", "km", "in", "ft", "yd", "mi"},
+    {"sec", "min", "h", "day", "week", "month", "year"},
+    {"g", "kg", "mg", "lb", "oz", "ton"},
+    {"l", "ml", "gal", "quart", "pint", "cup"},
+    {"cent", "dollar"},
+    {"am", "pm"},
+    {"degree", "radian"},
+)
 
 
 def boxed(text: str) -> str:
-    r"""Return the text inside the last \boxed{}, with balanced braces; "" without a complete box."""
-    at = text.rfind("\\boxed{")
-    if at < 0:
-        return ""
-    start = at + len("\\boxed{")
-    depth = 1
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if not depth:
-            return text[start:place]
-    return ""
+    r"""Return the different texts inside \boxed and \fbox, joined with commas; "" without a box."""
+    return ",".join(dict.fromkeys(content for _, _, content in _boxes(text)))
+
+
+def gold_of(solution: str) -> str:
+    """Return the answer of a solution: the last box, with boxes joined to the last one; else the whole solution."""
+    boxes = list(_boxes(solution))
+    if not boxes:
+        return solution
+    start = len(boxes) - 1
+    while start and JOINS.fullmatch(solution[boxes[start - 1][1] : boxes[start][0]]):
+        start -= 1
+    return ",".join(content for _, _, content in boxes[start:])
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
+    r"""Yield start, end and content of each outermost box; without braces, a box has the text up to a dollar sign."""
+    at = 0
+    while found := BOX.search(text, at):
+        at, depth = found.end(), 0
+        if text[at : at + 1] != "{":
+            following = UNBRACED.search(text, at)
+            at = following.start() if following else len(text)
+            content = text[found.end() : at].strip().rstrip(".,")
+        else:
+            for at in range(found.end(), len(text)):
+                depth += {"{": 1, "}": -1}.get(text[at], 0)
+                if not depth:
+                    break
+            content = text[found.end() + 1 : at + bool(depth)]
+            at += 1
+        yield found.start(), at, boxed(content) or content
 
 
 def plain(text: str) -> str:
@@ -87,14 +136,25 @@ def plain(text: str) -> str:
     text = re.sub(r"\\(left|right)(?![a-z])|(?<!\\)\\!|\\?%|\\\$|\^\{?\\circ\}?|\\degree|°", "", text)
     text = re.sub(r"(?<!\\)\\[,;: ]", " ", text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"(?<=\d)(?:,|\{,\}| )(?=\d{3}(?!\d))", "", text)
+    text = AND.sub(", ", re.sub(r"(?<=\d)(?:\{,\}| )(?=\d{3}(?!\d))", "", text))
+    text = ",".join(map(_ungrouped, re.split(r",\s+", text)))
+    text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi", text)
     # A space between two digits, and a space that ends the name of a command, have a meaning.
     text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])|(?<=\d)\s+(?=\d)", rf"\1{KEPT}", text)
     text = re.sub(r"\s+", "", text).replace(KEPT, " ")
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
+    text = re.sub(r"\^\{(\w)\}", r"^\1", text)
+    text = text.replace(f"{found[1]}=", "") if (found := EACH.fullmatch(text)) else text
     if found := SCIENTIFIC.fullmatch(text):  # exactly: a product of floating-point numbers is not
         return f"{Decimal(found[1]).scaleb(int(found[2])).normalize():f}"
     return text
+
+
+def _ungrouped(text: str) -> str:
+    """Return a text without thousands separators; in a point or a list, a comma before digits separates two values."""
+    if SEPARATED.fullmatch(text):
+        return text.replace(",", "")
+    return GROUPS.sub(lambda found: found[0].replace(",", ""), text)
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -149,28 +209,51 @@ def enclosure(text: str) -> str | None:
 
 
 def differ_in_brackets(gold: str, answer: str) -> bool:
-    """Return True for several entries in brackets of different meaning: a point, an interval, a set or a list."""
-    kinds = {enclosure(gold), enclosure(answer)} - {None}
+    """Return True for several entries in brackets of different meaning, and for several entries beside a number."""
+    kinds = {enclosure(gold), enclosure(answer)}
+    if None in kinds and len(kinds) > 1 and any(NUMBER.fullmatch(one) for one in (gold, answer)):
+        return True
+    kinds -= {None}
     return len(kinds) > 1 and kinds != {"", "{}"}
 
 
 def differ_in_scale(gold: str, answer: str) -> bool:
-    """Return True for numbers in units of different length or duration, such as 5 cm and 5 m, or in different bases."""
-    units = {split_unit(one)[1] or SHORT_UNIT.sub(r"\1", one) for one in (gold, answer)}
+    """Return True for numbers in units of different scales, such as 5 cm and 5 m, or in different bases."""
+    units = {split_unit(one)[1] or _letter_unit(one)[1] for one in (gold, answer)}
     names = {one.rstrip("23") for one in units}
     bases = [BASE.search(one) for one in (gold, answer)]
     is_other_base = all(bases) and len({found[1] for found in bases if found}) > 1
     return is_other_base or len(units) > 1 and any(names <= some for some in SCALES)
 
 
+def without_units(gold: str, answer: str) -> tuple[str, str]:
+    """Return both answers without units; a single letter is a unit only if the other answer spells the unit."""
+    (gold, unit), (answer, other) = split_unit(gold), split_unit(answer)
+    letters = [_letter_unit(one) for one in (gold, answer)]
+    return (
+        letters[0][0] if other and letters[0][1] == other else gold,
+        letters[1][0] if unit and letters[1][1] == unit else answer,
+    )
+
+
+def _letter_unit(text: str) -> tuple[str, str]:
+    """Return an answer without a final letter such as m, and the unit; "" without a letter."""
+    found = LETTER_UNIT.fullmatch(text)
+    return (found[1], SHORT_UNITS.get(found[2], found[2].lower())) if found else (text, "")
+
+
 def split_unit(text: str) -> tuple[str, str]:
     r"""Return an answer without the unit after its number, and the unit; "" without a unit. \$ is the unit dollar."""
     found = UNIT.search(text)
     if found is None:
-        return text, "dollar" if text.startswith(r"\$") else ""
-    words = (found[1] or found[2]).strip().lower().removesuffix("s").replace("metre", "meter")
+        return text, "dollar" if text.startswith(r"\$") else "degree" if DEGREE.fullmatch(text) else ""
+    words = (found[1] or found[2] or found[3]).strip().lower()
+    if words.split()[0] in NO_UNITS:
+        return text, ""
+    words = (words.removesuffix("s") if len(words) > 1 else words).removesuffix(".")
+    words = words.replace("metre", "meter").replace("litre", "liter")
     kind, _, rest = words.partition(" ")
     power = POWERS_OF_UNITS.get(kind, "")
     power, words = ("", words) if not power else (power, rest)
-    power = power or (found[3] or "").strip("^{}").translate(str.maketrans("²³", "23"))
+    power = power or (found[4] or "").strip("^{}").translate(str.maketrans("²³", "23"))
     return text[: found.start()], f"{SHORT_UNITS.get(words, words)}{power}"

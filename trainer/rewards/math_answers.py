@@ -1,8 +1,8 @@
 """Rewards for MATH answers: numbers, fractions and LaTeX with the same meaning as the gold answer.
 
-The gold answer is the content of the last box of the solution. Textually equal answers (after normalisation) and whole
-numbers are compared here. math-verify compares the remaining answers in a child process with limits, because evaluating
-model output may never finish.
+The gold answer is the content of the last boxes of the solution. Textually equal answers (after normalisation) and
+whole numbers are compared here. math-verify compares the remaining answers in a child process with limits, because
+evaluating model output may never finish.
 """
 
 import re
@@ -17,10 +17,11 @@ from trainer.rewards.latex import (
     counted,
     differ_in_brackets,
     differ_in_scale,
+    gold_of,
     plain,
-    split_unit,
     unwrapped,
     with_blackboard,
+    without_units,
 )
 from trainer.rewards.reward import JudgedAnswer, Reward
 from trainer.rewards.worker import WorkerGone, of_answers
@@ -30,7 +31,12 @@ SHORT = 50  # maximum characters after the answer
 LONGEST = 400  # longest answer, in characters, that is parsed
 VARIABLE = re.compile(r"\\?[A-Za-z]")
 WORDS = re.compile(r"\\text\{.*\}|[A-Za-z]{3,}")
-SUSPECT = re.compile(r"\d \d|__|import|\*\*.*\*\*|\^.*\^.*\^")
+# Words that are no function, no unit and no part of the gold answer: math-verify reads only the last equation.
+FOREIGN = re.compile(
+    r"(?<![A-Za-z\\])(?!(?:infinity|arc(?:sin|cos|tan)|[a-zA-Z]?matrix|array|cases|aligned)(?![A-Za-z]))[A-Za-z]{5,}"
+)
+# A tower of powers may never finish; several powers side by side do.
+SUSPECT = re.compile(r"\d \d|__|import|\*\*.*\*\*|\^[{( ]*[\w.]+[)} ]*\^[{( ]*[\w.]+[)} ]*\^")
 
 
 class Math:
@@ -56,7 +62,7 @@ class Math:
         thinking = 0.1 * thinks(said.text)
         if answer is None:
             return Reward({"thinking": thinking})
-        is_right = self.is_same_answer(boxed(said.problem.answer) or said.problem.answer, answer)
+        is_right = self.is_same_answer(gold_of(said.problem.answer), answer)
         parts = {"right": 0.7 * is_right, "tags": 0.15 * (behind < SHORT), "thinking": thinking}
         return Reward(parts | {"nothing behind": 0.05 * (not behind)}, is_right)
 
@@ -71,7 +77,7 @@ class Math:
             return False
         percents = [bool(PERCENT.search(one)) for one in (gold, answer)]
         words = WORDS.fullmatch(gold)
-        gold, answer = plain(split_unit(gold)[0]), plain(split_unit(answer)[0])
+        gold, answer = map(plain, without_units(gold, answer))
         if gold == answer or words and gold.casefold() == answer.casefold():
             return True
         if differ_in_brackets(gold, answer):
@@ -83,11 +89,12 @@ class Math:
             return one == other
         if VARIABLE.fullmatch(gold) or VARIABLE.fullmatch(answer):
             return False  # math-verify treats X and x as equal
-        if SUSPECT.search(answer):
+        if SUSPECT.search(answer) or any(one not in gold for one in FOREIGN.findall(answer)):
             return False
         self._start_worker()
         try:
-            return bool(self.worker.ask([gold, answer]))
+            # math-verify reads 1,200 as a number, but `plain` keeps only the commas between values.
+            return bool(self.worker.ask([one.replace(",", ", ") for one in (gold, answer)]))
         except WorkerGone as error:
             emit("note", text=f"rl: an answer of math counts as wrong, because checking failed: {error}")
             return False

@@ -312,9 +312,53 @@ def numbers(of: random.Random) -> Drawn:
     )
 
 
+def letters(of: random.Random) -> Drawn:
+    n, (a, b) = of.randint(2, 40), of.sample("abcgst", 2)
+    same = [f"{n}{a}{b}", f"{n} {a} {b}", rf"{n} \cdot {b}{a}", f"{b}{a} * {n}", f"{n}{b}{a}"]
+    return f"{n}{a}{b}", same, [f"{n}", f"{n}{a}", f"{n}{b}", f"{n + 1}{a}{b}", f"{n}{a}^2", f"{a}{b}"]
+
+
+def hundreds(of: random.Random) -> Drawn:
+    a, b, (left, right) = of.randint(1, 99), of.randint(100, 999), of.choice(("()", "[]", "[)"))
+    same = [f"{left}{a},{b}{right}", f"{left}{a}, {b}{right}", rf"\left{left} {a},\,{b} \right{right}"]
+    wrong = [f"{a}{b}", f"{a},{b}", f"{left}{a}{b}{right}", f"{left}{b},{a}{right}", f"{left}{a},{b + 1}{right}"]
+    return same[0], same, wrong
+
+
+def amount(of: random.Random) -> Drawn:
+    n, (unit, name, other) = (
+        of.randint(2, 300),
+        of.choice((("kg", "kilograms", "grams"), ("weeks", "weeks", "years"), ("mL", "milliliters", "liters"))),
+    )
+    same = [rf"{n}\text{{ {unit}}}", f"{n} {unit}", f"{n} {name}", rf"{n}\,\mathrm{{{unit}}}", f"{n}"]
+    wrong = [f"{n} {other}", rf"{n}\text{{ {other}}}", f"{n + 1} {unit}", f"{n} thirds", f"{n} and a half {name}"]
+    return same[0], same, wrong
+
+
+def counted_things(of: random.Random) -> Drawn:
+    n = of.randint(2, 90)
+    same = [f"{n} apples", f"{n} units", rf"{n}\text{{ students}}", f"{n}.", f"{n} of them", f"{n} more"]
+    wrong = [f"{n} pi", f"{n} squared", f"{n} and a half", f"{n} tenths", rf"{n}\text{{ or more}}", f"{n}–{n + 2}"]
+    return str(n), same, [*wrong, rf"{n}\sqrt{{2", f"{n} or {n + 1}", f"{n + 1} because x={n}", f"{n} times"]
+
+
+def roots(of: random.Random) -> Drawn:
+    a, b = sorted(of.sample(range(-9, 99), 2))
+    same = [f"x={a} or x={b}", f"{a} and {b}", f"x = {a}, x = {b}", f"{b}, {a}", rf"{a}\text{{ or }}{b}"]
+    return f"{a},{b}", same, [f"x={a}", f"x={b}", f"{a} or {b + 1}", f"({a},{b})", f"x={a}{b}"]
+
+
+def powers(of: random.Random) -> Drawn:
+    a, b = of.sample(range(2, 9), 2)
+    gold = f"x^4+{a}x^3+x^2+{b}"
+    same = [f"x^{{4}}+{a}x^{{3}}+x^{{2}}+{b}", f"{b} + x^2 + {a}x^3 + x^4", gold]
+    return gold, same, [f"x^4+{a}x^3+x^2-{b}", f"x^4+{b}x^3+x^2+{a}", f"x^{{4}}+{a}x^{{2}}+x^{{3}}+{b}"]
+
+
 KINDS: tuple[Callable[[random.Random], Drawn], ...] = (
     *(integer, decimal, fraction, scientific, percent, money, length, area, point, solutions, finite_set, interval),
     *(half_line, union, matrix, vector, root, turn, complex_number, polynomial, line, word, choice, circle, numbers),
+    *(letters, hundreds, amount, counted_things, roots, powers),
 )
 
 
