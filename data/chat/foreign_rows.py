@@ -176,7 +176,10 @@ class _Message:
             raise RowRefused(f"message {self.number} has two kinds of reasoning, and they differ")
         if reasoning:
             found["reasoning_content"] = reasoning
-        given = self._calls([*calls, *_filled(said.get("tool_calls"))])
+        given, others = self._calls(calls), self._calls(_filled(said.get("tool_calls")))
+        if given and others and [one["function"] for one in given] != [one["function"] for one in others]:
+            raise RowRefused(f"message {self.number} has different tool calls in its content and in tool_calls")
+        given = given or others
         older = self._calls(_filled(said.get("function_call")))
         given += [one for one in older if one["function"] not in [each["function"] for each in given]]
         return found | ({"tool_calls": given} if given else {})

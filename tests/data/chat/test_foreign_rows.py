@@ -71,6 +71,9 @@ def test_roles_texts_and_columns_of_other_conventions_become_messages(row, messa
         {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}]},
         {"role": "assistant", "content": [{"type": "tool_call", "tool_call": SPELT}]},
         {"role": "assistant", "content": {"type": "tool-call", "name": "weather", "partial_json": SPELT["arguments"]}},
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}], **CALLED},
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}],
+         "tool_calls": [{"id": "", "function": SPELT}], "function_call": SPELT},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -86,6 +89,19 @@ def test_calls_results_and_tools_of_every_form_become_openai_messages(called, re
     assert list(found.messages) == [ASKED, CALLED, RESULT, SAID]
     assert found.tools == [{"type": "function", "function": TOOL}]
     assert read_dialogue(json.loads(json.dumps(dialogue_row(found)))) == found
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        {"tool_calls": [CALL, CALL]},
+        {"content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}] * 2},
+        {"content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}] * 2, "tool_calls": [CALL, CALL]},
+    ],
+)
+def test_equal_parallel_calls_of_one_field_are_all_kept(called):
+    found = parse_row(talk(ASKED, {"role": "assistant", **called}, RESULT, RESULT, SAID)).messages
+    assert found[1] == {"role": "assistant", "tool_calls": [CALL, CALL]}
 
 
 def test_reasoning_is_kept_under_its_original_name_or_as_content():
@@ -154,6 +170,8 @@ def test_marked_answers_are_excluded_from_training(row):
         (answer(reasoning="a", thinking="b"), "two kinds of reasoning"),
         (talk(ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": "not json"}}), "no object"),
         (talk(ASKED, SAID, tools=[{"x": 1}]), "names no function"),
+        (answer(content=[{"type": "tool_use", "name": "f", "input": {}}], tool_calls=[CALL]), "different tool calls"),
+        (answer(content=[{"type": "tool_call", "tool_call": SPELT}], tool_calls=[CALL, CALL]), "different tool calls"),
         (talk(ASKED, SAID, message_weights=[0, 1]), "its message_weights is .*rename the column to loss_mask"),
         (talk(ASKED, SAID, labelsMask=[[0, 1]]), "its labelsMask is"),
         (talk(ASKED, SAID, image_path="a.png"), "it has image_path; only text"),
