@@ -154,9 +154,11 @@ def _parsed(row: Any) -> ParsedRow:
     answer = int(answer) if isinstance(answer, float) and answer.is_integer() else answer
     said = _text(answer, "the answer")
     found = [names.index(said) if said in names else -1 for names in (labels or [*LETTERS], choices)]
-    if labels and max(found) >= 0:  # A label of the file comes before an equal text of a choice.
+    is_index = isinstance(answer, int) and not isinstance(answer, bool)
+    # A label of the file comes before an index, and both before an equal text of a choice.
+    if labels and (found[0] >= 0 or found[1] >= 0 and not is_index):
         return ParsedRow(Question(text, tuple(choices), found[0] if found[0] >= 0 else found[1]))
-    if isinstance(answer, int) and not isinstance(answer, bool):
+    if is_index:
         if not 0 <= answer < len(choices):
             raise ValueError(f"the answer is choice {answer}, but the question has {len(choices)} choices, from 0")
         if are_numbers and found[1] not in (-1, answer):

@@ -51,6 +51,10 @@ def test_choice_may_be_named_in_any_usual_form(tmp_path, row):
     [
         ([{"choices": {"text": ["2", "3", "4", "8"], "label": ["1", "2", "3", "4"]}, "answer": "3"}], ["4"]),
         ([{"choices": {"text": ["O", "A", "B"], "label": ["A", "B", "C"]}, "answer": "A"}], ["O"]),
+        ([{"choices": {"text": ["2", "3", "4", "8"], "label": [*"ABCD"]}, "answer": 2}], ["4"]),
+        ([{"choices": {"text": ["2", "3", "4", "8"], "label": [*"ABCD"]}, "answer": 2.0}], ["4"]),
+        ([{"choices": {"text": ["2", "3", "4", "8"], "label": [*"ABCD"]}, "answer": "2"}], ["2"]),
+        ([{"choices": {"text": ["2", "3", "4", "8"], "label": [0, 1, 2, 3]}, "answer": 2}], ["4"]),
         ([{"choices": {"text": ["O", "A", "B"], "label": ["1", "2", "3"]}, "answer": "A"}], ["A"]),
         ([{"choices": ["O", "A", "B"], "answer": "A"}, {"choices": ["x", "y"], "answer": "B"}], ["O", "y"]),
         ([{"choices": ["x", "y"], "answer": "y"}, {"choices": ["O", "A", "B"], "answer": "A"}], ["y", "A"]),
