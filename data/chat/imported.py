@@ -86,7 +86,8 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
     """
     kept, reasons, not_read, reader = 0, dict[int, str](), dict[str, None](), reader_of(spec)
     found, about = source_rows(spec, not_read, reader)
-    with open(folder / FILE, "w", encoding="utf-8") as out:
+    # Half a surrogate pair has no UTF-8 form, and JSON may hold one in any text and in any name.
+    with open(folder / FILE, "w", encoding="utf-8", errors="replace") as out:
         for number, row in enumerate(islice(found, spec.take), 1):
             if number == 1 and not reader.is_readable(row):
                 raise InputError(f"{spec.source}: {reader.no_columns(row)}")

@@ -66,9 +66,9 @@ def fill(template: str, slots: Mapping[str, Sequence[str]], chance: Random) -> s
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> int:
-    """Write one JSON value per line; return the number of lines."""
+    """Write one JSON value per line, with a question mark for half a surrogate pair; return the number of lines."""
     count = 0
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", errors="replace") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1

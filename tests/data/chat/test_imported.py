@@ -121,6 +121,29 @@ def test_null_and_odd_rows_are_left_out_by_number(tmp_path, run_import):
     assert code == 2 and "none of its 2 rows is a conversation to learn from: row 1: its row holds no messages" in words
 
 
+CUT = "cut \ud83d"
+
+
+@pytest.mark.parametrize(
+    ("row", "learnt"),
+    [
+        ({"instruction": "i", "input": "", "output": CUT}, {"content": "cut ?"}),
+        ({"messages": [ASKED, {**SAID, "content": CUT}]}, {"content": "cut ?"}),
+        ({"messages": [ASKED, {**SAID, "reasoning_content": CUT}]}, {**SAID, "reasoning_content": "cut ?"}),
+        (
+            {"messages": [ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": {CUT: [CUT]}}}]},
+            {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"cut ?": ["cut ?"]}}}]},
+        ),
+        ({"messages": json.dumps([ASKED, {**SAID, "reasoning_content": CUT}])}, {**SAID, "reasoning_content": "cut ?"}),
+        ({"messages": [ASKED, SAID], "system": CUT, CUT: CUT}, SAID),
+    ],
+)
+def test_half_a_surrogate_pair_is_replaced_in_every_text_of_a_row(tmp_path, run_import, row, learnt):
+    (tmp_path / "a.jsonl").write_text(lines(row, {CUT: 1}))
+    code, (talk,), _ = run_import(TalkSpec(source=str(tmp_path / "a.jsonl")))
+    assert (code, talk[-1]) == (0, {"role": "assistant", **learnt})
+
+
 @pytest.mark.process
 def test_columns_of_another_name_may_hold_nulls(tmp_path, run_import):
     rows = [
