@@ -155,6 +155,12 @@ class ChatTemplate:
         ends = self._answer_ends(talk, text, asks=True) if align > 1 else []
         return self._ids_of(_Row(text, spans), ends, align)[0]
 
+    def answer_goes_on(self, prompt: Sequence[int]) -> bool:
+        """Return whether the tokenizer adds no space before an answer after this prompt, as in `rows`."""
+        if self._lead_of_texts == ALWAYS:
+            return not prompt or prompt[-1] not in self._ids.values()
+        return self._lead_of_texts != NOTHING
+
     def text(self, talk: Dialogue) -> str:
         """Return the text of a conversation as rendered by the template. Raises InputError."""
         return self._text(self._prepare(talk), False)[0].replace(HIDDEN, "")

@@ -285,10 +285,11 @@ class Asking:
 
     def _answer_nats(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return the nats of each answer after each prompt."""
-        rows = []
+        rows, chat = [], self.tokenizer.chat
         for prompt, some in zip(prompts, answers, strict=True):
+            goes_on = self.as_text or chat is not None and chat.answer_goes_on(prompt)
             for text in some:
-                ids = self.tokenizer.encode(f" {text}", goes_on=True) if self.as_text else self.tokenizer.encode(text)
+                ids = self.tokenizer.encode(f" {text}" if self.as_text else text, goes_on)
                 rows.append(([*prompt, *ids], len(ids)))
         costs = iter(self.costs(rows))
         return [[next(costs).nats for _ in some] for some in answers]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.chat import conversations
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
 from data.tokens.loader import heldout
@@ -174,6 +175,28 @@ def test_pieces_decoded_one_by_one_equal_the_whole_text(tmp_path):
         )
     more = ours.encode(" France", goes_on=True)
     assert [*ours.encode("in"), *more] == ours.encode("in France") and ours.decode(more, goes_on=True) == " France"
+
+
+ZEPHYR = """{% for one in messages %}{{ '<|' + one.role + '|>\n' + one.content + eos_token + '\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"""
+BEHIND_A_TOKEN = """{% for one in messages %}{{ bos_token + one.content }}
+{%- if one.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ bos_token }}{% endif %}"""
+
+
+@pytest.mark.parametrize("template", [ZEPHYR, BEHIND_A_TOKEN], ids=["behind text", "behind a token"])
+@pytest.mark.parametrize("leads", [True, False], ids=["led", "bare"])
+def test_scored_answer_has_the_ids_of_the_learnt_answer(template, leads, tmp_path):
+    sentencepiece_file.write(write(tmp_path, trained(add_dummy_prefix=leads)))
+    config = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = tokenizers.load(tmp_path)
+    asked = [{"role": "user", "content": "Is it?"}]
+    prompt = conversations.prompt(asked, ours)
+    ids, mask = conversations.render([*asked, {"role": "assistant", "content": "Yes"}], ours)
+    assert mask[: len(prompt)] == [0] * len(prompt) and ids[: len(prompt)] == prompt
+    learnt = ids[len(prompt) : ids.index(ours.stops[0], len(prompt))]
+    assert learnt == ours.encode("Yes", ours.chat.answer_goes_on(prompt))
 
 
 def test_bytes_of_tokens_equal_the_text(tmp_path):
