@@ -20,6 +20,8 @@ class ConversationCounts:
     answers: int = 0
     cut_answers: int = 0
     """Answers cut off, partly or wholly, at the end of a row."""
+    without_end: int = 0
+    """Answers whose stop token is not trained: the chat template marks the words of an answer only."""
     reasons: tuple[str, ...] = ()
     """Examples of rejected rows, with reasons."""
 
@@ -37,14 +39,18 @@ class ConversationCounts:
     @property
     def is_complete(self) -> bool:
         """Return True if no conversation or answer is lost."""
-        return not self.refused and not self.without_targets and not self.cut_answers
+        return not (self.refused or self.without_targets or self.cut_answers or self.without_end)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return report lines: a name, and figures as text."""
+        endless = (
+            "answers without a trained end, because the generation marks of the chat template leave out the stop token"
+        )
         return [
             ("conversations refused by the chat template, left out", _share(self.refused, self.conversations)),
             ("conversations without any answer to train, left out", _share(self.without_targets, self.conversations)),
             ("answers cut at the end of the row", _share(self.cut_answers, self.answers)),
+            *([(endless, _share(self.without_end, self.answers))] if self.without_end else ()),
         ]
 
     def words(self) -> str:

@@ -47,9 +47,7 @@ def truncate_rows(
         before = len(rows)
         for some_ids, some_mask in one:
             ids, mask = np.array(some_ids), np.array(some_mask)
-            ends = answer_ends(ids, mask, stops)
-            counts["answers"] += len(ends)
-            counts["cut_answers"] += sum(end >= limit for end in ends)
+            counts.update(answer_counts(ids, mask, stops, limit))
             if mask[1:limit].any():
                 rows.append((ids[:limit], mask[:limit]))
             elif mask[1:].any():
@@ -73,11 +71,26 @@ def refusal_reasons(refused: Sequence[RefusedConversation]) -> Iterator[str]:
         yield f"{', '.join(some[:MOST_PLACES])}{more}: {reason}"
 
 
+def answer_counts(ids: np.ndarray, mask: np.ndarray, stops: Collection[int], limit: int) -> Counter[str]:
+    """Return the counts of the trained answers of a row: all, those cut at `limit`, and those without a stop token."""
+    ends, counts = answer_ends(ids, mask, stops), Counter[str]()
+    if not ends:  # a template may mark an answer without the stop token
+        ends = span_ends(mask)
+        counts["without_end"] = len(ends)
+    return counts + Counter(answers=len(ends), cut_answers=sum(end >= limit for end in ends))
+
+
 def answer_ends(ids: np.ndarray, mask: np.ndarray, stops: Collection[int]) -> list[int]:
-    """Return the position of the last id of each trained answer."""
+    """Return the position of the last id of each trained answer with a trained stop token."""
+    return [at for at in span_ends(mask) if ids[at] in stops]
+
+
+def span_ends(mask: np.ndarray) -> list[int]:
+    """Return the position of the last id of each span of trained ids."""
     is_last = mask.astype(bool)
     is_last[:-1] &= mask[1:] == 0
-    return [at for at in np.flatnonzero(is_last).tolist() if ids[at] in stops]
+    ends: list[int] = np.flatnonzero(is_last).tolist()
+    return ends
 
 
 def _nothing(kind: str, found: ConversationCounts, starts: Sequence[int], limit: int) -> str:

@@ -63,7 +63,7 @@ def open_mixture(phase: PhaseRun, align: int = 1) -> Conversations:
 def report_counts(phase: str, found: ConversationCounts) -> None:
     """Report, before the first step, the conversations dropped or truncated by the row length."""
     words = f"{phase}: {found.words()}"
-    if not found.is_complete:
+    if found.without_targets or found.cut_answers:
         words += f"; increase {phase}.sequence_len to keep more"
     log.info("%s", words)
     emit("note", text=words, **({} if found.is_complete else {"alarm": True}))

@@ -18,7 +18,7 @@ import numpy as np
 from data.chat.conversation_counts import ConversationCounts
 from data.chat.conversations import read_rows, rendered, targets
 from data.chat.foreign_rows import VARIABLES
-from data.chat.trained_rows import RefusedConversation, Row, answer_ends, refusal_reasons
+from data.chat.trained_rows import RefusedConversation, Row, answer_counts, refusal_reasons
 from data.errors import InputError
 from data.tokens.chat_template import Dialogue
 from data.tokens.tokenizer import Tokenizer
@@ -213,9 +213,7 @@ def _rendered(
             refused.append(RefusedConversation(one.place, str(error)))
             continue
         for ids, mask in rows[: 1 if is_single else 2]:
-            ends = answer_ends(ids, mask, tokenizer.stops)
-            counts["answers"] += len(ends)
-            counts["cut_answers"] += sum(end >= limit for end in ends)
+            counts.update(answer_counts(ids, mask, tokenizer.stops, limit))
         cut = [(ids[:limit], mask[:limit]) for ids, mask in rows]
         if all(mask[1:].any() for _, mask in cut):
             found.append(Pair(cut[0], cut[1], bool(one.is_wanted)))

@@ -342,6 +342,23 @@ def test_truncated_answer_is_counted_and_trained_on_up_to_the_cut(tokenizer, tmp
     assert "2 of 4 (50.0 %)" in short.counts.words()
 
 
+def test_answers_marked_without_their_stop_token_are_counted(tmp_path):
+    marked = templates.MARKED.replace(
+        "{{- message.content + '<|im_end|>' }}{% endgeneration %}",
+        "{{- message.content }}{% endgeneration %}<|im_end|>",
+    )
+    assert marked != templates.MARKED
+    tokenizer = tokenizers.load(templates.write(tmp_path / "model", marked, templates.IM))
+    turn = [message("user", "a"), message("assistant", "word " * 30)]
+    (tmp_path / "talk.jsonl").write_text(json.dumps(turn * 2) + "\n" + json.dumps(turn) + "\n")
+    files = {"talk": [tmp_path / "talk.jsonl"]}
+    whole = conversations(files, tokenizer, max_len=2048, talk=1.0).counts
+    assert whole == ConversationCounts(conversations=2, answers=3, without_end=3)
+    assert "leave out the stop token: 3 of 3 (100.0 %)" in whole.words() and not whole.is_complete
+    cut = conversations(files, tokenizer, max_len=100, talk=1.0).counts
+    assert (cut.answers, cut.without_end) == (3, 3) and cut.cut_answers > 0
+
+
 @pytest.mark.parametrize("align", [1, 8])
 def test_kind_without_any_target_is_refused_with_the_fix(tokenizer, tmp_path, align):
     files = long_and_short(tmp_path, 200, 300)
