@@ -155,10 +155,13 @@ class Agent:
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)
             say(f"{step.name}: exit code {ending.exit_code} {ending.stop_reason}")
-            if ending.exit_code == 0 and ending.stop_reason in ("", "stop"):
+            # torchrun leaves with RESUME_ME when asked to stop, also if the processes then publish the model.
+            is_stopped, result = ending.stop_reason == "stop", self.progress.steps[step.name]["result"]
+            left_with_result = is_stopped and ending.exit_code == steps.RESUME_ME and result
+            if left_with_result or ending.exit_code == 0 and ending.stop_reason in ("", "stop"):
                 self.record_done(step)
                 return None
-            if ending.stop_reason == "stop":
+            if is_stopped:
                 self.progress.end(step.name, "waiting")
                 return self.stopped_verdict(ending.exit_code)
             if ending.stop_reason == "timeout" or ending.stop_reason == "" and ending.exit_code != steps.RESUME_ME:

@@ -110,6 +110,26 @@ def test_a_step_that_requests_a_restart_is_restarted_up_to_a_limit(world: World)
     assert (world.step("twice")["attempts"], world.step("never")["attempts"]) == (2, 3)
 
 
+def test_a_step_that_publishes_after_a_request_to_stop_is_done(world: World) -> None:
+    """torchrun leaves with RESUME_ME after the signal, also if its processes have published the model."""
+    world.program(
+        "publish",
+        "import os, signal, sys, time\n"
+        "def leave(number, frame):\n"
+        "    open(os.environ['SLIPWAY_RECORDS'], 'a').write('{\"kind\": \"result\", \"total\": 3}\\n')\n"
+        f"    sys.exit({RESUME_ME})\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "open('ready', 'w').close()\n"
+        "time.sleep(600)\n",
+    )
+    world.job(module("publish"))
+    world.start()
+    until((world.pod.code / "ready").exists)
+    world.call("stop")
+    assert world.verdict()["state"] == "succeeded"
+    assert (world.step("publish")["state"], world.step("publish")["result"]["total"]) == ("done", 3)
+
+
 def test_a_silent_step_prints_its_stacks_and_is_restarted_up_to_a_limit(world: World) -> None:
     world.program(
         "hang",
