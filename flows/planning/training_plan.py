@@ -182,15 +182,9 @@ def plan_for(
         torch=torch,
         environments=environments,
     )
-    plan = replace(
-        estimates.of_plan(plan, settings, vendor, offer),
-        notes=(
-            *plan.notes,
-            *text_notes(plan, settings, there, work.spec.text_unit),
-            *estimates.repeated_text(wanted.source, plan),
-            *store_notes(there),
-        ),
-    )
+    text = text_notes(plan, settings, there, work.spec.text_unit) + estimates.repeated_text(wanted.source, plan)
+    plan = estimates.of_plan(plan, settings, vendor, offer)
+    plan = replace(plan, notes=(*plan.notes, *text, *store_notes(there)))
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     if not work.spec.move_tag:

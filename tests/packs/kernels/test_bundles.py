@@ -249,7 +249,7 @@ def test_own_machine_never_uses_the_key_of_rented_machines(tmp_path):
 def test_store_gc_removes_old_bundles(space):
     published = Store(space.uri).list_all()[1]
     assert [one.name for one in published] == [f"{FOLDER}/{folder_of(space).name}"]
-    assert unread(space.uri, (), published[0].published_at) == []
-    due = unread(space.uri, (), published[0].published_at + 1)
+    assert unread(space.uri, [], published, (), published[0].published_at) == []
+    due = unread(space.uri, [], published, (), published[0].published_at + 1)
     Store(space.uri).remove(due[0].name)
     assert found(space) == {}

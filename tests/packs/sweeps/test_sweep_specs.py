@@ -309,7 +309,8 @@ OTHER = {
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
          "rl.engine_memory": "0.5", "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32",
          "optimizer.embed_lr": "0.5", "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5",
-         "optimizer.muon": None, "optimizer.value_lr": "0.5", "optimizer.scale_lr": "0.5"}  # fmt: skip
+         "optimizer.muon": None, "optimizer.value_lr": "0.5", "optimizer.scale_lr": "0.5",
+         "optimizer.smear_lr": "0.5"}  # fmt: skip
 """Values other than a larger default; None: no other value is possible, or the phase has no such field."""
 
 

@@ -86,7 +86,7 @@ def test_clients_use_tls_1_2_or_newer_and_other_clients_are_not_waited_for(pair,
         async with gateway(pair[0], max_connections=2, handshake_s=600.0) as front:
             front.gateway.set_tls(Certificate(tls).context)
             trusting = ssl.create_default_context(cafile=str(authority.file))
-            assert await asked(front, trusting) == (f"{serial:X}".zfill(40), "TLSv1.3")
+            assert await asked(front, trusting) == (serial.to_bytes(20, "big").lstrip(b"\0").hex().upper(), "TLSv1.3")
             trusting.maximum_version = ssl.TLSVersion.TLSv1_2
             assert (await asked(front, trusting))[1] == "TLSv1.2"
             old = ssl.create_default_context(cafile=str(authority.file))
