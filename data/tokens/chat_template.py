@@ -11,7 +11,7 @@ answer ends a separate row.
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,6 @@ class Dialogue:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template, such as enable_thinking."""
 
-    def first_messages(self, count: int) -> "Dialogue":
-        """Return the dialogue cut to the first `count` messages."""
-        return replace(self, messages=self.messages[:count])
-
 
 def is_learnt(message: Message) -> bool:
     """Return True for an assistant message without weight 0."""
@@ -82,6 +78,8 @@ class _Turn:
     spans: Spans
     start: int
     end: int
+    is_opened: bool
+    """True if `_open_reasoning` wrote the reasoning of the answer."""
 
 
 class ChatTemplate:
@@ -139,6 +137,7 @@ class ChatTemplate:
         texts = self._beginnings(talk, answers)
         whole = _Row(*texts[len(talk.messages), False])
         turns = [self._find_turn(talk, at, texts) for at in answers]
+        self._check(talk, texts, {at: one.text for at, one in zip(answers, turns, strict=True) if one.is_opened})
         rows = [whole]
         for turn in reversed(turns):
             row = next((one for one in rows if one.starts_with_turn(turn)), None)
@@ -239,8 +238,10 @@ class ChatTemplate:
         """Return the rendered texts of a prepared dialogue: the whole, and the text before and after each answer."""
         asked = [(len(talk.messages), False), *((at, True) for at in answers), *((at + 1, False) for at in answers)]
         beginnings = list(dict.fromkeys(asked))
-        texts = self._template_for(talk).render_beginnings(self._variables(talk, False), beginnings)
-        return dict(zip(beginnings, texts, strict=True))
+        return dict(zip(beginnings, self._texts(talk, beginnings), strict=True))
+
+    def _texts(self, talk: Dialogue, beginnings: Sequence[Beginning]) -> list[tuple[str, Spans]]:
+        return self._template_for(talk).render_beginnings(self._variables(talk, False), beginnings)
 
     def _find_turn(self, talk: Dialogue, at: int, texts: Mapping[Beginning, tuple[str, Spans]]) -> _Turn:
         """Return the answer at index `at`, located after its prompt.
@@ -257,8 +258,7 @@ class ChatTemplate:
             raise InputError(
                 f"the model's chat template ends this answer with {text[len(prompt) :][-40:]!r}: no token marks the end"
             )
-        self._check(talk.first_messages(at + 1), text, is_opened)
-        return _Turn(text, spans, len(prompt), ends[-1].end())
+        return _Turn(text, spans, len(prompt), ends[-1].end(), is_opened)
 
     def _open_reasoning(self, answer: Message, prompt: str, text: str) -> str:
         """Return the text of an answer whose prompt opens a reasoning tag that the history omits.
@@ -281,17 +281,18 @@ class ChatTemplate:
         after = text[opened.start() + len(shown) :]
         return f"{prompt}{reasoning.strip()}\n</think>\n\n{rest.strip()}{after}"
 
-    def _check(self, talk: Dialogue, text: str, has_reasoning: bool) -> None:
-        """Raise InputError if a part of a conversation is missing from the rendered text.
+    def _check(self, talk: Dialogue, texts: Mapping[Beginning, tuple[str, Spans]], opened: Mapping[int, str]) -> None:
+        """Raise InputError if a part of a conversation is missing from the rendered texts of the trained answers.
 
-        has_reasoning: whether `_open_reasoning` wrote the reasoning of the last answer.
+        opened: texts of the answers whose reasoning `_open_reasoning` wrote, by index of the answer.
         """
 
-        def render(changed: Dialogue, asks: bool) -> str:
-            return self._text(changed, asks)[0]
+        def render(changed: Dialogue, beginnings: Sequence[Beginning]) -> list[str]:
+            return [text for text, _ in self._texts(changed, beginnings)]
 
+        rendered = {beginning: text for beginning, (text, _) in texts.items()}
         source = self._template_for(talk).source
-        if lost := missing_parts.find_missing_part(talk, text, source, render, has_reasoning):
+        if lost := missing_parts.find_missing_part(talk, rendered, opened, source, render):
             raise InputError(f"the model's chat template leaves out {lost}")
 
     def _answer_ends(self, talk: Dialogue, text: str, asks: bool = False) -> list[int]:

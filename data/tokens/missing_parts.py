@@ -1,8 +1,8 @@
 """Detect parts of a conversation that a chat template leaves out, so that no content is dropped silently.
 
-`find_missing_part` receives a conversation, the rendered text, the source of the template and a function that renders a
-changed conversation, and describes the first missing part. A part counts as present if the text contains the part, raw
-or JSON-escaped, and neither the rest of the conversation nor the template has the same words. Otherwise a probe
+`find_missing_part` receives a conversation, the rendered texts, the source of the template and a function that renders
+a changed conversation, and describes the first missing part. A part counts as present if the text contains the part,
+raw or JSON-escaped, and neither the rest of the conversation nor the template has the same words. Otherwise a probe
 replaces the part: if the probe appears in the new text, the template writes the part, possibly in a transformed form.
 """
 
@@ -11,15 +11,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from data.errors import InputError
+from store.untrusted.templates import Beginning
 
 PROBE = "Qz7probe{}Qz7"
 THOUGHT = re.compile(r"<think>(.*?)</think>|</?think>", re.DOTALL)
-Render = Callable[[Any, bool], str]
-"""Function of a `Dialogue`, and of whether to add the generation prompt."""
+COPIES = ("thinking", "reasoning")
+"""Fields that repeat `reasoning_content` for templates with other names of the field."""
+Render = Callable[[Any, Sequence[Beginning]], Sequence[str]]
+"""Function of a `Dialogue` and of beginnings: the text of each beginning, in one trip to the template."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +33,88 @@ class _Part:
     texts: Sequence[str]
     with_probe: Callable[[str], Any]
     """Function that returns the message or the tool with a probe instead of the part."""
+    answers: Sequence[int]
+    """Indices of the answers whose texts must contain the part."""
 
 
-def find_missing_part(talk: Any, text: str, source: str, render: Render, has_reasoning: bool) -> str:
-    """Return a description of a part of a `Dialogue` missing from its text; "" if the text is complete.
+@dataclass(frozen=True)
+class _Search:
+    talk: Any
+    texts: Mapping[int, str]
+    """The text of a conversation up to each trained answer, by the index of the answer."""
+    everything: str
+    """All texts of the conversation and the template."""
+    render: Render
 
-    The reasoning of earlier answers may be missing, as in the prompt for the last answer. has_reasoning: whether the
-    caller wrote the reasoning of the last answer into the text.
-    """
-    everything = "\0".join((source, *_leaves([talk.messages, talk.tools, talk.variables])))
-
-    def missing(field: str, parts: Sequence[Sequence[_Part]]) -> _Part | None:
-        doubtful = [[one for one in some if _is_doubtful(one, text, everything)] for some in parts]
+    def missing(self, field: str, parts: Sequence[Sequence[_Part]]) -> _Part | None:
+        """Return the first part of the messages or tools in `field` missing from a text; `parts` is by message."""
+        doubtful = [[one for one in some if self._is_doubtful(one)] for some in parts]
         # Each rendering has one probe per message, because many probes cost as much as one.
         for some in zip_longest(*doubtful):
             asked = [one for one in some if one is not None]
-            written = _written(talk, field, asked, render) if len(asked) > 1 else []
+            written = self._written(field, asked) if len(asked) > 1 else []
             for one in asked:
-                if one not in written and not _is_written(talk, field, one, text, render):
+                if one not in written and not self._written(field, [one]):
                     return one
         return None
 
-    last = None if has_reasoning else len(talk.messages) - 1
-    if part := missing("messages", [[*_parts(at, one, at == last)] for at, one in enumerate(talk.messages)]):
+    def _is_doubtful(self, part: _Part) -> bool:
+        repeated = any(sum(map(self.everything.count, _spellings(one))) > 1 for one in part.texts)
+        return repeated or not self._has(part)
+
+    def _has(self, part: _Part) -> bool:
+        return all(has(self.texts[at], one) for at in part.answers for one in part.texts)
+
+    def _written(self, field: str, parts: Sequence[_Part]) -> list[_Part]:
+        """Return the parts whose probes appear in every text that must contain the part. Raises InputError."""
+        changed = list(getattr(self.talk, field))
+        for one in parts:
+            changed[one.at] = one.with_probe(PROBE.format(one.at))
+        answers = sorted({at for one in parts for at in one.answers})
+        try:
+            found = self.render(replace(self.talk, **{field: changed}), [(at + 1, False) for at in answers])
+        except InputError:
+            if len(parts) > 1:  # one of the probes; the caller tries each
+                return []
+            # A template that refuses the probe reads the part.
+            if all(map(self._has, parts)):
+                return [*parts]
+            raise
+        texts = dict(zip(answers, found, strict=True))
+        return [one for one in parts if all(PROBE.format(one.at) in texts[at] for at in one.answers)]
+
+
+def find_missing_part(
+    talk: Any, rendered: Mapping[Beginning, str], opened: Mapping[int, str], source: str, render: Render
+) -> str:
+    """Return a description of a part of a `Dialogue` missing before or in a trained answer; "" if no part is missing.
+
+    The reasoning of earlier answers may be missing, as in the prompt for a later answer. rendered: texts of the
+    beginnings before (with the generation prompt) and after each trained answer. opened: texts that replace the texts
+    after some answers, by index of the answer, because the caller wrote the reasoning of these answers into the texts.
+    """
+    answers = [at for at, asks in rendered if asks]
+    if not answers:
+        return ""
+    texts = {at: opened.get(at, rendered[at + 1, False]) for at in answers}
+    # A text that continues the text before contains the parts of the text before.
+    continued = {after for before, after in pairwise(answers) if texts[after].startswith(texts[before])}
+
+    def needing(at: int) -> list[int]:
+        later = [one for one in answers if one >= at]
+        return [one for number, one in enumerate(later) if not number or one not in continued]
+
+    def parts(at: int, message: Mapping[str, Any]) -> list[_Part]:
+        return [*_parts(at, message, needing(at), at in texts and at not in opened)]
+
+    everything = "\0".join((source, *_leaves([list(map(_without_copies, talk.messages)), talk.tools, talk.variables])))
+    search = _Search(talk, texts, everything, render)
+    if part := search.missing("messages", [parts(at, one) for at, one in enumerate(talk.messages[: answers[-1] + 1])]):
         return f"{part.what} of message {part.at + 1} ({talk.messages[part.at]['role']})"
-    if part := missing("tools", [[_tool(at, one)] for at, one in enumerate(talk.tools or ())]):
+    if part := search.missing("tools", [[_tool(at, one, needing(0))] for at, one in enumerate(talk.tools or ())]):
         return part.what
-    return next((f"the variable {name}" for name in talk.variables if not _is_used(talk, name, source, render)), "")
+    unused = (name for name in talk.variables if not _is_used(talk, name, rendered, answers, source, render))
+    return next((f"the variable {name}" for name in unused), "")
 
 
 def has(text: str, part: str) -> bool:
@@ -73,90 +131,76 @@ def _spellings(part: str) -> set[str]:
     return {part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]}
 
 
-def _is_doubtful(part: _Part, text: str, everything: str) -> bool:
-    return any(not has(text, one) or sum(map(everything.count, _spellings(one))) > 1 for one in part.texts)
+def _without_copies(message: Mapping[str, Any]) -> dict[str, Any]:
+    reasoning = message.get("reasoning_content")
+    return {name: one for name, one in message.items() if name not in COPIES or one != reasoning}
 
 
-def _probed(talk: Any, field: str, parts: Sequence[_Part]) -> Any:
-    changed = list(getattr(talk, field))
-    for one in parts:
-        changed[one.at] = one.with_probe(PROBE.format(one.at))
-    return replace(talk, **{field: changed})
-
-
-def _written(talk: Any, field: str, parts: Sequence[_Part], render: Render) -> list[_Part]:
-    try:
-        text = render(_probed(talk, field, parts), False)
-    except InputError:  # one of the probes; the caller tries each
-        return []
-    return [one for one in parts if PROBE.format(one.at) in text]
-
-
-def _is_written(talk: Any, field: str, part: _Part, text: str, render: Render) -> bool:
-    try:
-        return PROBE.format(part.at) in render(_probed(talk, field, [part]), False)
-    except InputError:
-        # A template that refuses the probe reads the part.
-        if all(has(text, one) for one in part.texts):
-            return True
-        raise
-
-
-def _is_used(talk: Any, name: str, source: str, render: Render) -> bool:
-    """Return True for a switch, and for a variable with content if the text depends on the variable."""
+def _is_used(
+    talk: Any, name: str, rendered: Mapping[Beginning, str], answers: Sequence[int], source: str, render: Render
+) -> bool:
+    """Return True for a switch, and for a variable with content if the text of each answer depends on the variable."""
     value = talk.variables[name]
     if not is_content(value) or isinstance(value, str) and len(value.split()) == 1 and name in source:
         return True
     changed = replace(talk, variables={**talk.variables, name: _with_probe(value, PROBE.format(""))})
+    beginnings = [one for at in answers for one in ((at, True), (at + 1, False))]
     try:
-        return any(render(talk, asks) != render(changed, asks) for asks in (False, True))
+        texts = dict(zip(beginnings, render(changed, beginnings), strict=True))
     except InputError:
         return True
+    return all(any(texts[one] != rendered[one] for one in ((at, True), (at + 1, False))) for at in answers)
 
 
-def _parts(at: int, message: Mapping[str, Any], is_last: bool) -> Iterator[_Part]:
+def _parts(at: int, message: Mapping[str, Any], answers: Sequence[int], with_reasoning: bool) -> Iterator[_Part]:
     content = message.get("content")
     content = content if isinstance(content, str) else ""
     if message["role"] == "assistant":
-        if is_last:
+        if with_reasoning:
             yield from _reasoning(at, message, content)
         content = THOUGHT.sub("\0", content) if "think>" in content else content
     if texts := [piece.strip() for piece in content.split("\0") if piece.strip()]:
-        yield _Part(at, "the text", texts, lambda probe: {**message, "content": probe})
+        yield _Part(at, "the text", texts, lambda probe: {**message, "content": probe}, answers)
     for number, call in enumerate(message.get("tool_calls") or ()):
-        yield from _call(at, message, number, call["function"])
+        yield from _call(at, message, number, call["function"], answers)
 
 
 def _reasoning(at: int, message: Mapping[str, Any], content: str) -> Iterator[_Part]:
     if said := str(message.get("reasoning_content") or "").strip():
-        names = ("reasoning_content", "thinking", "reasoning")
-        yield _Part(at, "the reasoning", [said], lambda probe: {**message, **dict.fromkeys(names, probe)})
+        names = ("reasoning_content", *COPIES)
+        yield _Part(at, "the reasoning", [said], lambda probe: {**message, **dict.fromkeys(names, probe)}, [at])
     for found in THOUGHT.finditer(content):
         if said := (found[1] or "").strip():
             around = content[: found.start(1)], content[found.end(1) :]
-            yield _Part(at, "the reasoning", [said], partial(_between, message, *around))
+            yield _Part(at, "the reasoning", [said], partial(_between, message, *around), [at])
 
 
 def _between(message: Mapping[str, Any], before: str, after: str, probe: str) -> dict[str, Any]:
     return {**message, "content": f"{before}{probe}{after}"}
 
 
-def _call(at: int, message: Mapping[str, Any], number: int, call: Mapping[str, Any]) -> Iterator[_Part]:
+def _call(
+    at: int, message: Mapping[str, Any], number: int, call: Mapping[str, Any], answers: Sequence[int]
+) -> Iterator[_Part]:
     calls: Sequence[Any] = message["tool_calls"]
 
     def changed(name: str, value: Any) -> dict[str, Any]:
         one = {**calls[number], "function": {**call, name: value}}
         return {**message, "tool_calls": [*calls[:number], one, *calls[number + 1 :]]}
 
-    yield _Part(at, "the tool call", [str(call["name"])], lambda probe: changed("name", probe))
+    yield _Part(at, "the tool call", [str(call["name"])], lambda probe: changed("name", probe), answers)
     given = call.get("arguments")
     if texts := list(_leaves(given)):
         yield _Part(
-            at, "the arguments of a tool call", texts, lambda probe: changed("arguments", _with_probe(given, probe))
+            at,
+            "the arguments of a tool call",
+            texts,
+            lambda probe: changed("arguments", _with_probe(given, probe)),
+            answers,
         )
 
 
-def _tool(at: int, tool: Mapping[str, Any]) -> _Part:
+def _tool(at: int, tool: Mapping[str, Any], answers: Sequence[int]) -> _Part:
     inner = tool.get("function", tool)
     name = str(inner.get("name", ""))
 
@@ -164,7 +208,7 @@ def _tool(at: int, tool: Mapping[str, Any]) -> _Part:
         named = {**inner, "name": probe}
         return {**tool, "function": named} if "function" in tool else named
 
-    return _Part(at, f"the tool {name!r}", [name], with_probe)
+    return _Part(at, f"the tool {name!r}", [name], with_probe, answers)
 
 
 def _with_probe(value: Any, probe: str) -> Any:

@@ -5,6 +5,7 @@ python -m tests.data.chat.test_against_transformers the table: equal ids and row
 
 import json
 import tempfile
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -90,11 +91,15 @@ def transformers_ids(theirs, talk, **more):
     return theirs.apply_chat_template(plain, tools=talk.tools, **talk.variables, **more)["input_ids"]
 
 
+def first_messages(talk, count):
+    return replace(talk, messages=talk.messages[:count])
+
+
 def compare_rows(ours, theirs, talk) -> tuple[int, int, int, int]:
     """Return equal rows, rows, equal ids, ids; raise InputError for a refused conversation."""
     rows = conversations.rendered(talk, ours)
     texts = {
-        at: transformers_ids(theirs, talk.first_messages(at + 1))
+        at: transformers_ids(theirs, first_messages(talk, at + 1))
         for at, one in enumerate(talk.messages)
         if is_learnt(one)
     }
@@ -106,7 +111,7 @@ def compare_rows(ours, theirs, talk) -> tuple[int, int, int, int]:
         found = [found[0] + bool(matches), found[1] + 1, found[2] + len(ids) * bool(matches), found[3] + len(ids)]
         starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]
         learnt += [ids[:at] for at in starts]
-    prompts = [transformers_ids(theirs, talk.first_messages(at), add_generation_prompt=True) for at in texts]
+    prompts = [transformers_ids(theirs, first_messages(talk, at), add_generation_prompt=True) for at in texts]
     assert sorted(learnt) == sorted(prompts)  # Each answer is trained on once, after the exact ids of the prompt.
     return tuple(found)
 
