@@ -125,6 +125,7 @@ class ChatTemplate:
         """Render all later texts with `date` as the current date."""
         for one in self._templates.values():
             one.date = date
+        self.lead = self._find_lead()
 
     def rows(self, talk: Dialogue, align: int = 1) -> list[tuple[list[int], list[int]]]:
         """Return (ids, mask) of each row of a conversation; each answer is trained once, after its inference prompt.

@@ -2,6 +2,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from datetime import datetime
 from itertools import pairwise, product
 
 import numpy as np
@@ -262,6 +263,18 @@ def test_system_prompt_stays_whole_where_a_template_writes_a_default_one(tmp_pat
             assert system == "system\nYou are helpful.<|im_end|>\n"
     shared = [row for row, (system,) in zip(rows, systems, strict=True) if "Bob" not in system]
     assert {len(row) for row in shared} == {9} and 4 * len(shared) == len(rows) - len(shared)
+
+
+def test_conversations_share_rows_on_a_fixed_date_of_another_day(tmp_path):
+    """Llama 3's template writes the current date before every conversation."""
+    tokenizer = tokenizers.load(templates.write(tmp_path / "model", templates.LLAMA3, templates.NAMED["llama3"]))
+    talks = [[message("user", f"Who {n}?"), message("assistant", "Me.")] for n in range(12)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in talks))
+    tokenizer.chat.fix_date(datetime(2024, 2, 29))
+    files = {"asked": [tmp_path / "asked.jsonl"]}
+    loader = chat.Conversations(files, {"asked": 1.0}, tokenizer, 1024, 1, turns=4, together=files)
+    rows = [tokenizer.decode(row) for step in range(8) for row in loader.batch(step, 4)[0]]
+    assert {(row.count("29 Feb 2024"), row.count("Who")) for row in rows} == {(1, 4)}
 
 
 def test_packed_rows_depend_only_on_seed_and_step_and_are_shared_among_ranks(files, tokenizer):
