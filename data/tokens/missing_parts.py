@@ -19,6 +19,8 @@ from store.untrusted.templates import Beginning
 
 PROBE = "Qz7probe{}Qz7"
 THOUGHT = re.compile(r"<think>(.*?)</think>|</?think>", re.DOTALL)
+# Only ASCII, because Chinese or Japanese sentences have no spaces.
+SWITCH = re.compile(r"[\w.+-]+", re.ASCII)
 COPIES = ("thinking", "reasoning")
 """Fields that repeat `reasoning_content` for templates with other names of the field."""
 Render = Callable[[Any, Sequence[Beginning]], Sequence[str]]
@@ -113,7 +115,7 @@ def find_missing_part(
         return f"{part.what} of message {part.at + 1} ({talk.messages[part.at]['role']})"
     if part := search.missing("tools", [[_tool(at, one, needing(0))] for at, one in enumerate(talk.tools or ())]):
         return part.what
-    unused = (name for name in talk.variables if not _is_used(talk, name, rendered, answers, source, render))
+    unused = (name for name in talk.variables if not _is_used(talk, name, rendered, answers, render))
     return next((f"the variable {name}" for name in unused), "")
 
 
@@ -123,8 +125,13 @@ def has(text: str, part: str) -> bool:
 
 
 def is_content(value: Any) -> bool:
-    """Return True for a variable with words for the model, False for a switch such as enable_thinking."""
-    return bool(value.strip() if isinstance(value, str) else isinstance(value, (list, tuple, Mapping)) and value)
+    """Return True for a variable with words for the model, False for a switch such as enable_thinking.
+
+    A text of a single word, such as the reasoning_effort "high", is a switch.
+    """
+    if isinstance(value, str):
+        return bool(value.strip()) and SWITCH.fullmatch(value.strip()) is None
+    return isinstance(value, (list, tuple, Mapping)) and bool(value)
 
 
 def _spellings(part: str) -> set[str]:
@@ -136,12 +143,10 @@ def _without_copies(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: one for name, one in message.items() if name not in COPIES or one != reasoning}
 
 
-def _is_used(
-    talk: Any, name: str, rendered: Mapping[Beginning, str], answers: Sequence[int], source: str, render: Render
-) -> bool:
+def _is_used(talk: Any, name: str, rendered: Mapping[Beginning, str], answers: Sequence[int], render: Render) -> bool:
     """Return True for a switch, and for a variable with content if the text of each answer depends on the variable."""
     value = talk.variables[name]
-    if not is_content(value) or isinstance(value, str) and len(value.split()) == 1 and name in source:
+    if not is_content(value):
         return True
     changed = replace(talk, variables={**talk.variables, name: _with_probe(value, PROBE.format(""))})
     beginnings = [one for at in answers for one in ((at, True), (at + 1, False))]

@@ -198,8 +198,8 @@ WITH_VARIABLES = """{{ instructions or '' }}{%- if effort == 'high' %}Think.{%- 
     [
         ({"instructions": "Talk like a pirate."}, "the variable instructions"),
         ({"xml_tools": ["{}"]}, "the variable xml_tools"),
-        ({"effort": "high"}, "the variable effort"),
-        ({"instructions": " ", "xml_tools": [], "enable_thinking": False}, ""),
+        ({"instructions": "\u7528\u4e2d\u6587\u56de\u7b54"}, "the variable instructions"),
+        ({"instructions": " ", "xml_tools": [], "enable_thinking": False, "effort": "high"}, ""),
     ],
 )
 def test_variable_with_words_changes_the_text_or_its_conversation_is_refused(tmp_path, variables, lost):

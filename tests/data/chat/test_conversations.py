@@ -114,12 +114,20 @@ def test_prompt_ends_at_the_start_of_the_answer(tokenizer, spell):
     assert asked == chat.render(messages, tokenizer)[0][: len(asked)]
 
 
-@pytest.mark.parametrize("variables", [{"custom_instructions": "Talk like a pirate."}, {"xml_tools": ["{}"]}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"custom_instructions": "Talk like a pirate."},
+        {"custom_instructions": "\u7528\u4e2d\u6587\u56de\u7b54"},
+        {"xml_tools": ["{}"]},
+    ],
+)
 def test_variables_with_words_are_refused_without_a_chat_template(tokenizer, variables):
     messages = [message("user", "a"), message("assistant", "b")]
     with pytest.raises(InputError, match=f"its chat_template_kwargs have {next(iter(variables))}"):
         chat.rendered(Dialogue(messages, variables=variables), tokenizer)
-    assert chat.rendered(Dialogue(messages, variables={"enable_thinking": False, "xml_tools": []}), tokenizer)
+    switches = {"enable_thinking": False, "reasoning_effort": "high", "xml_tools": []}
+    assert chat.rendered(Dialogue(messages, variables=switches), tokenizer)
 
 
 @pytest.mark.parametrize("line", ["{oops", '"words"', '{"text": "a"}', '{"messages": ["a"]}', '[{"role": "user"}]'])
