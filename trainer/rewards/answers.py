@@ -32,7 +32,9 @@ CLEANING = tuple(
         (rf"(?:\b{CODES} ?(?=[-$\d]))?(?:\\?\$|[€£¥₹])|\b(?:USD|EUR|GBP|Rs\.?) ?(?=\d)", MONEY),
         # A pair of emphasis marks stands between words: 2*3*4 is a product.
         (r"(?<![\w*])(\*{1,3}|_{1,3})(?=\S)([^*]+?)(?<=\S)\1(?![\w*])", rf"{MARK}\2{MARK}"),
-        (rf"(?:^|(?<=[\s=:({MARK}]))[\u2013\u2014](?=[\d.{MONEY}])|\b[Nn]egative (?=[\d.{MONEY}])", "-"),
+        # A long dash inside a text is a mark of punctuation.
+        (rf"(?:^|(?<=^{MARK}))\u2014(?=[\d.{MONEY}])", "-"),
+        (rf"(?:^|(?<=[\s=:({MARK}]))\u2013(?=[\d.{MONEY}])|\b[Nn]egative (?=[\d.{MONEY}])", "-"),
         (rf"(?:^|(?<=\bis ))[Mm]inus (?=[\d.{MONEY}])", "-"),
         (rf"\bminus (?=[\d.{MONEY}])", "- "),  # a difference
         (rf"(?<=\d)(\s?(?:{UNITS}))(?:\^\{{?[23]\}}?|[²³])", r"\1"),
@@ -44,7 +46,7 @@ QUANTITY = re.compile(rf"(?P<sign>[-+]{MARKS}*)?(?:{FRACTION}|(?P<decimal>{WHOLE
 COUNTS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 POWERS = {"k": 10**3, **COUNTS}
 POWER = re.compile(rf"{MARKS}?({'|'.join(POWERS)})\b", re.IGNORECASE)
-LETTER = re.compile(rf"{MARKS}?([MmBb])n?(?![A-Za-z])")
+LETTER = re.compile(rf"{MARKS}?([MmBb])n?(?![A-Za-z&'’])")
 OF_MONEY = {"m": 10**6, "b": 10**9}
 PART_OF_A_WORD = re.compile(
     r"[A-Za-z_.,]$|[*/^] *$|(?:[<\u2264\u2265\u2260\u221a]|(?<![-=])>|\\[gl]eq?) *$"

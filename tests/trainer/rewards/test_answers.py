@@ -60,6 +60,12 @@ SIGNS = (
     ('#### 1200000', '<SOLUTION>$1.2M</SOLUTION>', True),
     ('#### 1,200,000,000', '<SOLUTION>**€1.2bn**</SOLUTION>', True),
     ('#### 1200', '<SOLUTION>$1.2k</SOLUTION>', True),
+    ('#### 18', '<SOLUTION>18 M&Ms</SOLUTION>', True),
+    ('#### 18', "<SOLUTION>18 B's</SOLUTION>", True),
+    ('#### 18', '<SOLUTION>He has —18 apples</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>—18</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>**—18**</SOLUTION>', True),
+    ('#### -18', '<SOLUTION>He has –18 apples</SOLUTION>', True),
 )  # fmt: skip
 SPELT = (
     ('2ab', '2', False),
