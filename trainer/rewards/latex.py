@@ -52,6 +52,7 @@ AND = re.compile(r"\s*,?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|o
 EACH = re.compile(r"([A-Za-z])=[^,=]+(?:,\1=[^,=]+)+")
 UNBRACED = re.compile(r"\$|\n|\\f?box")
 JOINS = re.compile(r"[\s$]*(?:,|;|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
+BRACE = re.compile(r"[{}]")
 BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 COUNTED = re.compile(
     rf"(?<![\d.,])([\d,]*\.?\d+)(?:\\[,;: ]|\s|~)*(\\(?:text|mathrm|mbox)\{{)?\s*({'|'.join(COUNTS)})(?![A-Za-z])"
@@ -98,22 +99,47 @@ def gold_of(solution: str) -> str:
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
-    r"""Yield start, end and content of each outermost box; without braces, a box has the text up to a dollar sign."""
+    r"""Yield start, end and content of each outermost box; without braces, a box has the text up to a dollar sign.
+
+    The content of a box around boxes is the content of the innermost boxes.
+    """
+    spans = list(_spans(text))
     at = 0
-    while found := BOX.search(text, at):
-        at, depth = found.end(), 0
-        if text[at : at + 1] != "{":
-            following = UNBRACED.search(text, at)
-            at = following.start() if following else len(text)
-            content = text[found.end() : at].strip().rstrip(".,")
+    while at < len(spans):
+        start, end, first, last = spans[at]
+        inner = at
+        contents: dict[str, None] = {}
+        while inner < len(spans) and spans[inner][0] < end:
+            _, end_of_inner, *content = spans[inner]
+            inner += 1
+            if inner == len(spans) or spans[inner][0] >= end_of_inner:
+                contents[text[slice(*content)]] = None
+        yield start, end, ",".join(contents) or text[first:last]
+        at = inner
+
+
+def _spans(text: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yield start and end of every box, and start and end of the content, in one pass: a model may nest thousands."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for found in BRACE.finditer(text):
+        if found[0] == "{":
+            opened.append(found.start())
+        elif opened:
+            closing[opened.pop()] = found.start()
+    limits = [len(text)]
+    for found in BOX.finditer(text):
+        at = found.end()
+        while limits[-1] < at and len(limits) > 1:
+            limits.pop()
+        if text[at : at + 1] == "{":
+            limits.append(closing.get(at, len(text)))
+            yield found.start(), min(limits[-1] + 1, len(text)), at + 1, limits[-1]
         else:
-            for at in range(found.end(), len(text)):
-                depth += {"{": 1, "}": -1}.get(text[at], 0)
-                if not depth:
-                    break
-            content = text[found.end() + 1 : at + bool(depth)]
-            at += 1
-        yield found.start(), at, boxed(content) or content
+            following = UNBRACED.search(text, at, limits[-1])
+            end = following.start() if following else limits[-1]
+            content = text[at:end]
+            yield found.start(), end, at + len(content) - len(content.lstrip()), at + len(content.rstrip().rstrip(".,"))
 
 
 def plain(text: str) -> str:

@@ -138,6 +138,11 @@ SPELT = (
     ('(1,2)', '(2,1)', False),
     ('12,345', '12345', True),
     (r'12\text{ apples}', '12 apples', True),
+    ('5', r'\boxed{' * 3000 + '5' + '}' * 3000, True),
+    ('5', r'\boxed{' * 3000 + '5', True),
+    ('5', r'\boxed{' * 3000 + '6' + '}' * 3000, False),
+    ('5', r'\boxed{x = \boxed 5}', True),
+    ('5', r'\boxed{\fbox{4} \boxed{5}}', False),
 )  # fmt: skip
 LATEX = (
     ('so $\\boxed{\\frac{1}{2}}$', '<SOLUTION>\\frac{1}{2}</SOLUTION>', True),
