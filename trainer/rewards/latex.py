@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 
-from trainer.rewards.answers import COUNTS
+from trainer.rewards.answers import COUNTS, UNITS
 
 LEAD = re.compile(
     r"^(?:(\*\*|__)?(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is|:)?:?(?(1)\1:?)|=)\s*",
@@ -32,18 +32,21 @@ WRAPPERS = tuple(
 REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*\{(\d{1,20})\}")
 KEPT = "\x01"
 # A unit after a number: \text{...}, a word of at least two letters, or a known unit without a space. A single letter
-# without \text may be a variable.
-WORDS = r"[A-Za-z][A-Za-z]+(?: [A-Za-z]+)*"
+# without \text may be a variable. After pi, words may be variables too (2\pi rh): only a known unit is a unit.
+WORDS = r"(?!pi\b)[A-Za-z][A-Za-z]+(?: [A-Za-z]+)*"
+SPACES = r"(?:\\[,;: ]|\s|~)*"
+TEXT = r"\\(?:text|mathrm|mbox)\{"
 ATTACHED = r"[ckm]m|kg|mg|m[lL]|lbs?|oz|ft|in|yd|hrs?|min|sec|mph|[AaPp]\.?[Mm]\.?"
+UNIT_AFTER_PI = rf"(?:{TEXT}|(?:(?:square|sq|cubic) )?(?:{UNITS})(?![A-Za-z]))"
 UNIT = re.compile(
-    r"(?<=[\d}])(?:\\[,;: ]|\s|~)*"
-    rf"(?:\\(?:text|mathrm|mbox)\{{\s*([A-Za-z][A-Za-z. ]*)\}}|\s({WORDS})|({ATTACHED}))(\^\{{?[23]\}}?|[²³])?$"
+    rf"(?:(?<=[\d}}])|(?:(?<=[^A-Za-z]pi)|(?<=π))(?={SPACES}{UNIT_AFTER_PI})|(?<=\\circ)(?={SPACES}{TEXT}\s*[CF]\b))"
+    rf"{SPACES}(?:{TEXT}\s*([A-Za-z][A-Za-z. ]*)\}}|\s({WORDS})|({ATTACHED}))(\^\{{?[23]\}}?|[²³])?$"
 )
-LETTER_UNIT = re.compile(r"(.*[\d}])(?:\s|~|\\[,;: ])*([mhgsLl])", re.DOTALL)
+LETTER_UNIT = re.compile(rf"(.*(?:[\d}}]|[^A-Za-z]pi|π)){SPACES}([mhgsLl])", re.DOTALL)
 PARTS = "half third quarter fourth fifth sixth seventh eighth ninth tenth hundredth thousandth".split()
 NO_UNITS = {
     *"pi squared cubed factorial and or plus minus times over mod modulo base choose to sqrt root repeating".split(),
-    *("recurring", "point", "infinity", "halves", *PARTS, *(f"{one}s" for one in PARTS)),
+    *("recurring", "point", "infinity", "halves", *COUNTS, *PARTS, *(f"{one}s" for one in PARTS)),
     *"iejxyznk",  # variables and numbers
 }
 SEPARATED = re.compile(r"(?:[A-Za-z]+\s*=\s*)?[-+]?\d{1,3}(?:,\d{3})+(?![\d,])[^,]*")  # one number
@@ -69,6 +72,7 @@ SHORT_UNITS = {
     "foot": "ft", "yard": "yd", "mile": "mi", "second": "sec", "s": "sec", "minute": "min", "hour": "h", "hr": "h",
     "yr": "year", "gram": "g", "kilogram": "kg", "milligram": "mg", "pound": "lb", "ounce": "oz", "liter": "l",
     "milliliter": "ml", "gallon": "gal", "cent": "cent", "am": "am", "a.m": "am", "pm": "pm", "p.m": "pm",
+    "degrees celsiu": "c", "celsiu": "c", "degrees fahrenheit": "f", "fahrenheit": "f",
 }  # fmt: skip
 POWERS_OF_UNITS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3"}
 SCALES = (
@@ -79,6 +83,7 @@ SCALES = (
     {"cent", "dollar"},
     {"am", "pm"},
     {"degree", "radian"},
+    {"c", "f"},
 )
 
 
