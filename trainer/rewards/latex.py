@@ -12,7 +12,8 @@ from fractions import Fraction
 from trainer.rewards.answers import COUNTS, UNITS
 
 LEAD = re.compile(
-    r"^(?:(\*\*|__)?(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is|:)?:?(?(1)\1:?)|=)\s*",
+    r"^(?:(\*\*|__)?(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is|:)?:?(?(1)\1:?)|=|≈"
+    r"|\\approx(?![a-z]))\s*",
     re.IGNORECASE,
 )
 BRACED = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
@@ -30,6 +31,7 @@ WRAPPERS = tuple(
     )
 )
 REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*\{(\d{1,20})\}")
+FACTORIAL = re.compile(r"^[^,=]*\d!\s+=\s*")  # math-verify reads 5! = 120 as an inequality
 KEPT = "\x01"
 # A unit after a number: \text{...}, a word of at least two letters, or a known unit without a space. A single letter
 # without \text may be a variable. After pi, words may be variables too (2\pi rh): only a known unit is a unit.
@@ -49,7 +51,10 @@ NO_UNITS = {
     *("recurring", "point", "infinity", "halves", *COUNTS, *PARTS, *(f"{one}s" for one in PARTS)),
     *"iejxyznk",  # variables and numbers
 }
-SEPARATED = re.compile(r"(?:[A-Za-z]+\s*=\s*)?[-+]?\d{1,3}(?:,\d{3})+(?![\d,])[^,]*")  # one number
+SEPARATED = re.compile(r"([^,]*(?:=|\\approx)\s*)?[-+]?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])[^,]*")  # one number
+ONE_VALUE = re.compile(rf"\\(?:frac\s*{BRACED}\s*|sqrt\s*){BRACED}")
+GROUPED = re.compile(r"(?<![\d,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+OPENING, CLOSING = re.compile(r"[(\[{]"), re.compile(r"[)\]}]")
 GROUPS = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?![\d,])")  # no list has the value 050
 AND = re.compile(r"\s*,?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*")
 EACH = re.compile(r"([A-Za-z])=[^,=]+(?:,\1=[^,=]+)+")
@@ -149,7 +154,7 @@ def _spans(text: str) -> Iterator[tuple[int, int, int, int]]:
 
 def plain(text: str) -> str:
     """Return LaTeX without meaningless parts: markup around the answer, spacing, bracket sizes, dollar signs."""
-    text = unwrapped(text)
+    text = re.sub(r"(?<=\d),\\!\s*(?=\d{3}(?!\d))", "", FACTORIAL.sub("", unwrapped(text)))
     text = re.sub(r"^(?:\\text\{)?(?:the set of )?(?:all )?real numbers\}?$|^all reals$", r"\\mathbb{R}", text)
     text = re.sub(r"(?<![\d.,])(\d+) +(\d+)/(\d+)", r"\1\\frac{\2}{\3}", text)
     text = re.sub(r"^([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,2})$", r"\1\\times10^{\2}", text)
@@ -161,6 +166,7 @@ def plain(text: str) -> str:
     text = REPEATING.sub(_fraction, text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
+    text = ONE_VALUE.sub(_of_one_value, text)
     text = re.sub(r"\\left\W?\s*\\begin\{matrix\}", r"\\begin{pmatrix}", text)
     text = re.sub(r"\\end\{matrix\}\s*\\right\W?", r"\\end{pmatrix}", text)
     text = re.sub(r"([bB]|(?<=\{))matrix\}", "pmatrix}", text)
@@ -183,9 +189,21 @@ def plain(text: str) -> str:
 
 def _ungrouped(text: str) -> str:
     """Return a text without thousands separators; in a point or a list, a comma before digits separates two values."""
-    if SEPARATED.fullmatch(text):
+    found = SEPARATED.fullmatch(text)
+    before = found[1] or "" if found else ""
+    if found and len(OPENING.findall(before)) == len(CLOSING.findall(before)):
         return text.replace(",", "")
-    return GROUPS.sub(lambda found: found[0].replace(",", ""), text)
+    return GROUPS.sub(_joined, text)
+
+
+def _joined(found: re.Match[str]) -> str:
+    """Return a match without commas."""
+    return found[0].replace(",", "")
+
+
+def _of_one_value(found: re.Match[str]) -> str:
+    """Return a fraction or a root without thousands separators; a point in brackets keeps the commas."""
+    return found[0] if re.search(r"[(\[]", found[0]) else GROUPED.sub(_joined, found[0])
 
 
 def _fraction(found: re.Match[str]) -> str:
