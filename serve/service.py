@@ -38,6 +38,9 @@ MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SHORTEST_KEY = 16  # letters; a password may be shorter
+_PASSWORD = re.compile("PASSW|SECRET")
+_WORDS = re.compile(r"^[\w.-]+/[\w.-]+$|\s")  # the name of a model, or several words
 
 Scalar = str | int | float | bool | None
 
@@ -437,11 +440,17 @@ def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
 
+def is_hidden(name: str, value: str) -> bool:
+    """Return whether the name and the value of a variable are those of a secret, unlike EOS_TOKEN or SSL_KEYFILE."""
+    if not is_secret(name) or not value or value.isdecimal() or "TOKENIZER" in name.upper() or value[0] in "/~.":
+        return False
+    return bool(_PASSWORD.search(name.upper())) or (len(value) >= SHORTEST_KEY and not _WORDS.search(value))
+
+
 def _check_values_of_secrets(where: str, envs: Mapping[str, str]) -> None:
     """Raise UsageError for the value of a secret in `envs`: the journal stores the file of a service."""
     for name, value in envs.items():
-        # A number is no secret, such as MAX_TOKENS; a tokenizer is none either.
-        if value and is_secret(name) and not value.isdecimal() and "TOKENIZER" not in name.upper():
+        if is_hidden(name, value):
             raise UsageError(f"{where}: envs: {name}: write no value, but `{name}:`, and set the variable in .env")
 
 

@@ -122,8 +122,12 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
 def version_of_model(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say) -> Version:
     """Return the version of a service that serves a model. Raises UsageError."""
     name, before = draft.name, draft.before
-    if hidden := draft.service.secrets:
-        raise UsageError(f"envs: {', '.join(hidden)}: only a file without a model passes secrets to its `run`")
+    if taken := [one for one in draft.service.secrets if one in service_state.NOT_THEIRS]:
+        raise UsageError(
+            f"envs: {taken[0]}: Slipway sets the variable for the engine of a model; remove the variable, also from "
+            "the readiness_probe. Keys of clients: inv serve.key"
+        )
+    own_run.secrets(draft.service, settings)  # Raises before any machine is rented.
     document = revision.with_probed_name(draft.document, draft.service, name, tell)
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)

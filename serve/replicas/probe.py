@@ -75,7 +75,9 @@ async def probe(
     headers = _headers(key)
     limit = aiohttp.ClientTimeout(asked.timeout_seconds)
     try:
-        await _path(session, url, {**headers, **asked.headers}, asked, limit)
+        # Our key comes before the key of the file, which is for the engine of a different server.
+        said = {name: one for name, one in asked.headers.items() if not (key and name.lower() == "authorization")}
+        await _path(session, url, {**headers, **said}, asked, limit)
     except asyncio.TimeoutError:
         return ProbeResult(False, f"{asked.path}: no answer in {asked.timeout_seconds:g} s")
     except (aiohttp.ClientError, OSError, _Wrong) as error:

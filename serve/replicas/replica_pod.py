@@ -128,8 +128,7 @@ class ReplicaLauncher:
             )
         )
         rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
-        own_secrets = own_run.secrets(wanted, self.settings) if is_own else {engines.KEY: self.key_of(member.run)}
-        secrets = {**self._secrets(version), **own_secrets}
+        secrets = self.secrets_of(version, member.run)
         terms = terms_for(self.settings, self.vendor(rented))
         job = Job(
             run=member.run,
@@ -164,13 +163,18 @@ class ReplicaLauncher:
         """Return the API key for the engine of `run`, against clients that bypass the gateway."""
         return engine_key(self.seed, run)
 
-    def _secrets(self, version: Version) -> dict[str, str]:
-        """Return the secrets that an engine needs to download the model, by variable."""
+    def secrets_of(self, version: Version, run: str) -> dict[str, str]:
+        """Return the secrets of the file and of the download of the model, and the key of an engine of ours."""
         names = credentials.KEYS.get(credentials.kind(version.model), ())
         found = {name: getattr(self.settings, name.lower()) for name in names}
         if "GOOGLE_CREDENTIALS" in found:
             found["GOOGLE_CREDENTIALS"] = credentials.google_key(found["GOOGLE_CREDENTIALS"])
-        return {name: value for name, value in found.items() if value}
+        key = {} if version.engine == engines.OWN_RUN else {engines.KEY: self.key_of(run)}
+        return {
+            **own_run.secrets(version.service, self.settings),
+            **{name: value for name, value in found.items() if value},
+            **key,
+        }
 
     def reach(self, op: Op) -> Transport:
         return self.vendor(op.vendor).reach(observation.pod_of(op))

@@ -44,6 +44,43 @@ def test_an_invalid_limit_of_a_service_is_refused(said, why, tmp_path):
         planned(tmp_path, spend_limit=said)
 
 
+SECRETS = """
+service:
+  readiness_probe: {{path: /v1/models, headers: {{Authorization: Bearer $AUTH_TOKEN}}}}
+secrets: [AUTH_TOKEN]
+envs: {{{0}}}
+slipway: {{model: hf://user/repo, spend_limit: 5}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("envs", "environ", "why"),
+    [
+        ("HF_TOKEN: , EOS_TOKEN: </s>", {"AUTH_TOKEN": "hush", "HF_TOKEN": "hf_1"}, ""),
+        ("A: 1", {}, "secrets: AUTH_TOKEN has no value; set the variable in .env"),
+        ("VLLM_API_KEY: ", {"AUTH_TOKEN": "hush"}, "VLLM_API_KEY: Slipway sets .* also from the readiness_probe"),
+        (f"HF_TOKEN: hf_{'1' * 20}", {"AUTH_TOKEN": "hush"}, "envs: HF_TOKEN: write no value, but `HF_TOKEN:`"),
+    ],
+)
+def test_engine_of_a_model_takes_the_secrets_of_a_file_by_name(tmp_path, monkeypatch, envs, environ, why):
+    for name in ("HF_TOKEN", "AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (path := tmp_path / "talk.yaml").write_text(SECRETS.format(envs))
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), **RUNPOD}
+    settings = Settings.load(tmp_path, {"provider": "runpod"}, environ=environ)
+    spec = ServeSpec(name="demo", engine="torch", provider="runpod", config=str(path))
+    with Journal.open(settings.state_file, environ) as journal:
+        if why:
+            with pytest.raises(UsageError, match=why):
+                serve.plan(spec, journal, settings, print)
+            return
+        version = serve.plan(spec, journal, settings, print).version
+    assert set(version.service.secrets) == {"AUTH_TOKEN", "HF_TOKEN"} and version.service.envs == {"EOS_TOKEN": "</s>"}
+    assert "hush" not in str(version.document)
+
+
 @pytest.mark.parametrize("flags", [{"spend_limit": "5"}, {"use_spot": True}, {"max_price": "5"}])
 def test_a_service_on_this_machine_costs_nothing(tmp_path, flags):
     flag = f"--{next(iter(flags)).replace('_', '-')}"

@@ -10,7 +10,7 @@ from infra.settings import Settings
 from serve import own_run, revision, service
 from serve.controller import limits_of
 from serve.policy.replica_states import Facts, ProcessStatus, State
-from serve.policy.service_state import Member
+from serve.policy.service_state import Member, Version
 from serve.readiness import awaits_engine
 from serve.replicas import placement
 from serve.replicas.replica_pod import ReplicaLauncher, Stage
@@ -90,7 +90,7 @@ def test_typed_variables_are_part_of_the_file_and_secrets_are_not_written_into_e
     assert service.load(path, {"MODEL_NAME": "tiny"}).probe.path == "/tiny"
     path.write_text(said.format("large"))
     assert (service.load(path).probe.path, service.load(path, {"MODEL_NAME": "tiny"}).probe.path) == ("/large", "/tiny")
-    path.write_text("envs: {A_TOKEN: hush}\nservice: {replicas: 1}\nrun: serve\n")
+    path.write_text(f"envs: {{A_TOKEN: {'hush' * 4}}}\nservice: {{replicas: 1}}\nrun: serve\n")
     with pytest.raises(UsageError, match="envs: A_TOKEN: write no value, but `A_TOKEN:`, and set the variable in .env"):
         service.load(path)
     path.write_text("envs: {MAX_TOKENS: 512, TOKENIZER: lab/tiny, A_TOKEN: ''}\nservice: {replicas: 1}\nrun: serve\n")
@@ -98,6 +98,39 @@ def test_typed_variables_are_part_of_the_file_and_secrets_are_not_written_into_e
     path.write_text("service: {readiness_probe: {path: /, headers: {K: $A_TOKEN}}}\nrun: serve\n")
     with pytest.raises(UsageError, match="write the value, or A_TOKEN: under secrets, and set the variable in .env"):
         service.load(path)
+
+
+@pytest.mark.parametrize(("engine", "ours"), [("run", set()), ("vllm", {"VLLM_API_KEY"})])
+def test_replica_gets_the_secrets_of_the_file_by_name(tmp_path, monkeypatch, engine, ours):
+    monkeypatch.setenv("LAB_TOKEN", "hush")
+    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path), "HF_TOKEN": "hf_1"})
+    document = {"service": {"replicas": 1}, "run": "serve", "secrets": ["LAB_TOKEN", "HF_TOKEN"]}
+    version = Version(number=1, document=document, engine=engine, model="" if engine == "run" else "hf://a/b")
+    found = ReplicaLauncher("pages", settings, print, b"seed").secrets_of(version, "pages-0")
+    assert {name: found[name] for name in found if name not in ours} == {"LAB_TOKEN": "hush", "HF_TOKEN": "hf_1"}
+    assert ours <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_hidden"),
+    [
+        ("HF_TOKEN", "hf_" + "x" * 30, True),
+        ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG", True),
+        ("DB_PASSWORD", "hunter two", True),
+        ("DB_PASSWORD_FILE", "/run/password", False),
+        ("EOS_TOKEN", "</s>", False),
+        ("TOKEN_LIMIT", "4k", False),
+        ("SSL_KEYFILE", "/etc/ssl/private/server.key", False),
+        ("MAX_TOKENS", "512", False),
+        ("TOKEN_MODEL", "lab/tiny-talker-of-words", False),
+        ("PLACE", "x" * 30, False),
+        ("STOP_TOKEN", "", False),
+        ("KEY_QUESTION", "What is the question of the day?", False),
+        ("TOKENIZER", "x" * 30, False),
+    ],
+)
+def test_secret_has_the_name_and_the_value_of_a_secret(name, value, is_hidden):
+    assert service.is_hidden(name, value) is is_hidden
 
 
 @pytest.mark.process

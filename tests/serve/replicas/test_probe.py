@@ -16,10 +16,10 @@ pytestmark = pytest.mark.process
 PROBE = Probe(path="/health", timeout_seconds=60)
 
 
-def ask(engine, before=None, model="fake", asked=PROBE, requests=(probes.TOKEN,)):
+def ask(engine, before=None, model="fake", asked=PROBE, requests=(probes.TOKEN,), key=""):
     async def run():
         async with aiohttp.ClientSession() as session:
-            return await probe(session, engine.url, "", model, asked, before, requests)
+            return await probe(session, engine.url, key, model, asked, before, requests)
 
     return asyncio.run(run())
 
@@ -28,6 +28,15 @@ def test_health_and_a_token_of_the_expected_model_pass(pair):
     found = ask(pair[0])
     assert found.passed and not found.why
     assert found.counters.waiting == 0 and found.counters.tokens >= 1
+
+
+@pytest.mark.parametrize(
+    ("key", "theirs", "why"), [("ours", "theirs", ""), ("other", "ours", "/v1/models: status 401")]
+)
+def test_probe_of_an_engine_with_a_key_has_our_key_and_not_the_key_of_the_file(fresh, key, theirs, why):
+    (engine,) = fresh({"api_key": "ours"})
+    asked = Probe(path="/v1/models", headers={"authorization": f"Bearer {theirs}"}, timeout_seconds=60)
+    assert ask(engine, asked=asked, key=key).why == why
 
 
 def test_different_model_or_path_fails(pair):
