@@ -7,6 +7,7 @@ The result holds the requests, the limits and a `JobWork`, which makes the plan.
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ SHARED_SECRET = (
     "{0}: {1} has a different value in an earlier task, and the tasks of a file share their secrets; write the same "
     "value, or choose a different name in one of the tasks"
 )
+# The quoted texts of a script stay, because a quoted `#` begins no comment.
+QUOTED_OR_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?:^|(?<=[\s;&|()]))#.*$""", re.MULTILINE)
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
@@ -89,7 +92,7 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
 def _refuse_folder_of_engine(task: JobTask, refused: Refusals) -> None:
     """Collect scripts that name the folder of the job at an engine, which has the files of Slipway."""
     for key in ("setup", "run"):
-        if "sky_workdir" in getattr(task, key):
+        if "sky_workdir" in QUOTED_OR_COMMENT.sub(lambda found: found[1] or "", getattr(task, key)):
             refused.add(
                 task.document.line(key),
                 f"{key}: with an engine, ~/sky_workdir has the files of Slipway; `setup` and `run` start in the "

@@ -44,6 +44,7 @@ REFUSED = {
     "run: x\nrunn: y": "did you mean run",
     f"workdir: {ROOT}/docs/guides\nsetup: ls\nrun: cd ~/sky_workdir && ls": "remove `cd ~/sky_workdir`",
     f"workdir: {ROOT}/docs/guides\nsetup: ls $HOME/sky_workdir\nrun: ls": "paths relative to the workdir",
+    f"workdir: {ROOT}/docs/guides\nrun: |\n  echo '#'; ls \\\n    ~/sky_workdir  # the folder": "paths relative",
 }
 
 
@@ -86,3 +87,10 @@ def test_plan_names_the_keys_of_a_mount_that_slipway_makes_in_a_job_of_an_engine
 @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
 def test_key_of_other_commands_is_refused(tmp_path, text):
     assert [REFUSED[text] in one for one in read(tmp_path, text)[1]] == [True]
+
+
+@pytest.mark.parametrize(
+    "script", ["ls  # it's not ~/sky_workdir\n  ls", "# don't cd ~/sky_workdir\n  ls '# a' # sky_workdir"]
+)
+def test_comment_may_name_the_folder_of_the_job(tmp_path, script):
+    assert read(tmp_path, f"workdir: {ROOT}/docs/guides\nsetup: |\n  {script}\nrun: ls\n")[1] == []
