@@ -37,6 +37,9 @@ exec torchrun --standalone --nproc-per-node=$gpus {0}
 """
 MOST_NODES = 1000
 MOST_NAME = 60
+SHORTEST_HIDDEN = 4  # letters; a shorter value, or a number, is also a part of other words of a message
+# Buckets of Slipway and of engines. An address with a user or password is no bucket.
+BUCKET = re.compile(r"(s3|gs|hf|r2|cos|oci|nebius|cw|vastdata)://[^/@:\s]+(/.*)?")
 FLAGS = {  # flags of launch with the equivalent keys of a job file
     "gpu": "resources.accelerators",
     "num-gpus": "resources.accelerators",
@@ -164,6 +167,8 @@ class Values:
     """Values that override the values in the file."""
     usual: Mapping[str, str] | None = field(default=None, repr=False)
     """Values of variables without a value in the file; None before these values are known."""
+    hidden: frozenset[str] = frozenset()
+    """Names of the variables that the user marked as secrets on the command line."""
 
 
 UNKNOWN = Values()
@@ -222,7 +227,8 @@ def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) 
     """Return the document with `$NAME` and `${NAME}` replaced in paths and volumes, as in SkyPilot.
 
     A secret in the address of a repository stays, because the plan and the journal have the address; the shell on the
-    machine replaces the secret.
+    machine replaces the secret. Volumes and addresses of mounts reach no shell, so a secret is refused; a bucket and a
+    path may have a secret.
     """
     said = document.value
     if not isinstance(said, dict):
@@ -232,7 +238,13 @@ def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) 
     if outside.usual is not None:
         values = {name: outside.usual.get(name) if value is None else value for name, value in values.items()}
     values |= outside.given
-    hidden = {name for name, value in values.items() if value is not None and (name in secrets or is_secret(name))}
+    marked = {name for name in values if name in secrets or name in outside.hidden or is_secret(name)}
+    hidden = {name for name in marked if values[name] is not None}
+    refused.hidden |= {
+        value: f"${name}"
+        for name, value in values.items()
+        if name in hidden and value and len(value) >= SHORTEST_HIDDEN and not value.isdecimal()
+    }
     lines, body = dict(document.lines), dict(said)
 
     def fill(one: Any, *place: str, kept: Collection[str] = ()) -> Any:
@@ -254,10 +266,24 @@ def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) 
     if said.get("workdir"):
         body["workdir"] = fill(said["workdir"], "workdir", kept=hidden if isinstance(said["workdir"], dict) else ())
     if isinstance(said.get("volumes"), dict):
-        body["volumes"] = fill(said["volumes"], "volumes")
+        for key, one in said["volumes"].items():
+            for name in marked.intersection(file_variables.names_in({str(key): one})):
+                refused.add(
+                    document.line("volumes", key),
+                    f"volumes: ${name} is a secret, and the plan shows volumes; write the value, or move the value to "
+                    "a variable of envs with a different name",
+                )
+        body["volumes"] = fill(said["volumes"], "volumes", kept=marked)
     if isinstance(said.get("file_mounts"), dict):
         body["file_mounts"] = {}
         for key, one in said["file_mounts"].items():
+            if found := _secrets_of_address(one, values, marked):
+                refused.add(
+                    document.line("file_mounts", key),
+                    f"file_mounts: ${found[0]} is a secret, and the plan shows the address; remove the mount, and "
+                    f"fetch the files in `setup` with ${found[0]}",
+                )
+                continue
             path = fill(key, "file_mounts", key)
             body["file_mounts"][path] = fill(one, "file_mounts", key)
             lines |= {
@@ -266,6 +292,16 @@ def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) 
                 if place[:2] == ("file_mounts", key)
             }
     return replace(document, value=body, lines=lines)
+
+
+def _secrets_of_address(said: Any, values: Mapping[str, str | None], marked: Collection[str]) -> list[str]:
+    """Return the secrets in the addresses of a mount that are no bucket."""
+    if isinstance(said, str):
+        address = file_variables.filled(said, {name: value or "x" for name, value in values.items()}, lambda _: None)
+        is_address = "://" in address and not BUCKET.fullmatch(address)
+        return [name for name in file_variables.names_in(said) if name in marked] if is_address else []
+    parts = said.values() if isinstance(said, Mapping) else said if isinstance(said, list) else ()
+    return [name for one in parts for name in _secrets_of_address(one, values, marked)]
 
 
 def _task(path: Path, document: YamlDocument, refused: Refusals) -> JobTask:

@@ -15,9 +15,13 @@ class Refusals:
         self.where = where
         """File name for error messages."""
         self.found: list[FileFinding] = []
+        self.hidden: dict[str, str] = {}
+        """Values of secrets, and the texts that a refusal has instead."""
 
     def add(self, line: int, text: str) -> None:
-        """Collect a refusal."""
+        """Collect a refusal, with the names of secrets in place of the values."""
+        for value in sorted(self.hidden, key=len, reverse=True):
+            text = text.replace(value, self.hidden[value])
         if (one := FileFinding(line, text)) not in self.found:
             self.found.append(one)
 

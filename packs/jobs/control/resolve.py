@@ -218,7 +218,7 @@ def outside_values(given_secrets: Mapping[str, str], settings: Settings) -> job_
     """Return the values of variables from outside of a job file, in the order of `values_of`."""
     given = {**job_environment.of_own_job(settings), **given_secrets}
     usual = {**os.environ, **read_dotenv(ROOT / ".env"), **job_environment.secrets(settings)}
-    return job_file.Values(given=given, usual=usual)
+    return job_file.Values(given=given, usual=usual, hidden=frozenset(given_secrets))
 
 
 def values_of(

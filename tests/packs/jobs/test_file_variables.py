@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from infra.errors import UsageError
-from packs.jobs.control import job_file, job_steps, pipelines
+from packs.jobs.control import job_file, job_steps, pipelines, resolve
 from packs.jobs.control.refusals import Refusals
 from serve import service
 from tests.world import World
@@ -53,19 +53,60 @@ def test_variable_without_a_value_is_no_refusal_of_the_path(tmp_path):
 @pytest.mark.parametrize("section", ["envs: {CORNER: }", "secrets: {CORNER: }", "secrets: [CORNER]"])
 def test_variable_of_a_path_has_its_value_outside_of_the_file(tmp_path, section):
     (tmp_path / "shelf").mkdir()
-    text = (
-        f"{section}\nworkdir: {tmp_path}/$CORNER\nfile_mounts:\n  ~/${{CORNER}}/a: s3://$CORNER/x\n"
-        "volumes: {/mnt: $CORNER}\nrun: x\n"
-    )
+    text = f"{section}\nworkdir: {tmp_path}/$CORNER\nfile_mounts:\n  ~/${{CORNER}}/a: s3://$CORNER/x\nrun: x\n"
     file, found = read(tmp_path, text, {"CORNER": "shelf"})
     (task,) = file.tasks
     assert (found, task.workdir) == ([], tmp_path / "shelf")
     assert [(one.path, one.source) for one in task.mounts] == [("~/shelf/a", "s3://shelf/x")]
-    assert pipelines.keys_of_engine(file)["volumes"] == {"/mnt": "shelf"}
     _, found = read(tmp_path, text, {})
     told = {(one.line, one.text) for one in found if "has no value" in one.text}
     advice = "$CORNER has no value; give -e CORNER=VALUE, or set the variable in .env"
-    assert told == {(2, f"workdir: {advice}"), (4, f"file_mounts: {advice}"), (5, f"volumes: {advice}")}
+    assert told == {(2, f"workdir: {advice}"), (4, f"file_mounts: {advice}")}
+    file, found = read(tmp_path, "envs: {CORNER: }\nvolumes: {/mnt: $CORNER}\nrun: x\n", {"CORNER": "shelf"})
+    assert found == [] and pipelines.keys_of_engine(file)["volumes"] == {"/mnt": "shelf"}
+
+
+SECRET = "hf_" + "1" * 20
+
+
+@pytest.mark.parametrize("section", ["envs: {HF_TOKEN: }", "secrets: [HF_TOKEN]", f"secrets: {{HF_TOKEN: {SECRET}}}"])
+@pytest.mark.parametrize("usual", [None, {"HF_TOKEN": SECRET}])
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("file_mounts: {~/a.zip: 'https://u:$HF_TOKEN@host/a.zip'}", "the plan shows the address"),
+        ("file_mounts: {~/a: {source: 'https://a.net/${HF_TOKEN}/b', mode: MOUNT}}", "the plan shows the address"),
+        ("file_mounts: {~/a: {source: ['https://a.net/$HF_TOKEN'], mode: COPY}}", "the plan shows the address"),
+        ("file_mounts: {~/a: 's3://u:$HF_TOKEN@host/a'}", "the plan shows the address"),
+        ("volumes: {/mnt: $HF_TOKEN}", "the plan shows volumes"),
+        ("volumes: {/mnt: {name: '${HF_TOKEN}'}}", "the plan shows volumes"),
+    ],
+)
+def test_secret_that_a_plan_would_show_is_refused_with_its_line(tmp_path, section, usual, lines, why):
+    file, found = read(tmp_path, f"run: x\n{section}\n{lines}\n", usual)
+    assert [(one.line, f"$HF_TOKEN is a secret, and {why}" in one.text) for one in found] == [(3, True)]
+    assert SECRET not in str((file.tasks[0].mounts, pipelines.keys_of_engine(file).get("volumes"), found))
+
+
+def test_address_of_a_variable_with_a_secret_value_is_refused(tmp_path):
+    text = "secrets: [PLACE]\nfile_mounts: {~/a: $PLACE}\nrun: x\n"
+    assert "$PLACE is a secret" in read(tmp_path, text, {"PLACE": "https://u:p@host/a"})[1][0].text
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("secrets: [PLACE]", "envs: {PLACE: }"))
+    refused = Refusals(str(path))
+    values = job_file.Values(given={"PLACE": "https://u:p@host/a"}, usual={}, hidden=frozenset({"PLACE"}))
+    job_file.read(path, refused, values)
+    assert "$PLACE is a secret" in refused.found[0].text
+
+
+@pytest.mark.parametrize("lines", ["workdir: ./$HF_TOKEN", "file_mounts: {~/a: ./$HF_TOKEN/b}"])
+def test_refusal_has_the_name_of_a_secret_in_place_of_the_value(tmp_path, lines):
+    refused = Refusals(str(tmp_path / "job.yaml"))
+    (tmp_path / "job.yaml").write_text(f"run: x\nenvs: {{HF_TOKEN: }}\n{lines}\n")
+    file = job_file.read(tmp_path / "job.yaml", refused, job_file.Values(usual={"HF_TOKEN": SECRET}))
+    resolve.check(file, refused, "", is_rented=True, is_own=False, is_rehearsed=False)
+    (one,) = refused.found
+    assert "/$HF_TOKEN" in one.text and SECRET not in one.text
 
 
 def test_value_in_the_file_comes_before_a_value_outside_of_the_file(tmp_path):
