@@ -16,6 +16,7 @@ from infra.agent.job import SETUP, TEXT_WORDS, Step
 from infra.agent.shell import Script
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.job_environment import ACCOUNTS
 from infra.records import Carried
 from infra.runs.timing import Say
 from infra.settings import Settings, read_dotenv
@@ -93,6 +94,8 @@ def secrets(service: Service, settings: Settings) -> dict[str, str]:
     """Return the values of the file's secrets, from the settings, .env and the shell. Raises UsageError."""
     found = _values(service.secrets, settings)
     for name in service.secrets:
+        if name in ACCOUNTS:
+            raise UsageError(f"secrets: {name}: the key of an account never goes to a machine; remove the line")
         if name not in found:
             raise UsageError(f"secrets: {name} has no value; set the variable in .env")
     return found
