@@ -8,7 +8,7 @@ import math
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -17,6 +17,7 @@ from infra.agent.job import Job, Limits
 from infra.agent.process import boot_id
 
 ASK_GPU_EVERY_S = 30.0
+FINISH_BY = "SLIPWAY_FINISH_BY"  # variable of a job: the end of all work, in UTC epoch seconds
 SAVE_AT = 0.8  # share of a limit at which a training saves a checkpoint and continues
 
 
@@ -59,6 +60,18 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
     return min(ends) if ends else None
 
 
+def limits_until(limits: Limits, job: Job, now: Clocks, scale: float = 1.0, elapsed_s: float = 0.0) -> Limits:
+    """Return the limits with no more time than until FINISH_BY, which waits and preemptions do not move."""
+    left_s = (float(job.environ.get(FINISH_BY) or math.inf) - now.wall_s) * scale
+    time_s = min(elapsed_s + left_s, math.inf if limits.time_s is None else limits.time_s)
+    return replace(limits, time_s=None if time_s == math.inf else max(0.0, time_s))
+
+
+def ending_in_time(job: Job, elapsed_s: float) -> Job:
+    """Return the job with the limits for a pod that ends before FINISH_BY, also if the pod has waited in a queue."""
+    return replace(job, limits=limits_until(job.limits, job, read_clocks(), job.clock_scale, elapsed_s))
+
+
 def limit_words(limits: Limits) -> str:
     """Return the limit that ends the pod first, as text: a spend limit in dollars, a time limit as a duration."""
     limit_s = hard_limit_s(limits)
@@ -83,14 +96,14 @@ def upload_allowance_s(job: Job, said: Dict[str, Any]) -> float:
     The value is 90 % of the save lead before the limit, and never extends beyond the limit; the rest is for the
     verdict. `said` is the guard's report.
     """
-    limit_s = hard_limit_s(job.limits)
-    if limit_s is None:
-        return leads_s(math.inf)[0] / job.clock_scale
     elapsed_s = 0.0
     if said.get("token") == job.token:
         elapsed_s = said["elapsed_s"]
         if said["clocks"]:
             elapsed_s += gap_s(Clocks(**said["clocks"]), read_clocks()) * job.clock_scale
+    limit_s = hard_limit_s(ending_in_time(job, elapsed_s).limits)
+    if limit_s is None:
+        return leads_s(math.inf)[0] / job.clock_scale
     return 0.9 * max(0.0, min(leads_s(limit_s)[0], limit_s - elapsed_s)) / job.clock_scale
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from infra.agent.job import Job, Limits
+from infra.agent.job import Limits
 from infra.agent.limits import Clocks, hard_limit_s
 from infra.errors import OutOfMoney, UsageError
 from infra.ledger.op import FAILED, PLANNED, Op
@@ -21,7 +21,6 @@ from infra.units import duration, in_usd
 VENDOR_LATE_S = 300.0  # seconds; vendors check timers at intervals
 # Billing unit in seconds, charged when started; 1 s for providers of extensions.
 GRAIN_S = {"runpod": 1, "lium": 1, "shadeform": 60}
-FINISH_BY = "SLIPWAY_FINISH_BY"  # variable of a job: the end of all work, in UTC epoch seconds
 Now = float | Clocks  # a float: wall clock only
 
 
@@ -186,13 +185,6 @@ def remaining_limits(limits: Limits, used_s: float, used_micro_usd: int) -> Limi
         time_s=None if time_s is None else time_s - used_s,
         spend_micro_usd=None if money is None else money - used_micro_usd,
     )
-
-
-def limits_until(limits: Limits, job: Job, now: Clocks, scale: float = 1.0) -> Limits:
-    """Return the limits with no more time than until FINISH_BY, which waits and preemptions do not move."""
-    left_s = (float(job.environ.get(FINISH_BY) or math.inf) - now.wall_s) * scale
-    time_s = min(left_s, math.inf if limits.time_s is None else limits.time_s)
-    return replace(limits, time_s=None if time_s == math.inf else time_s)
 
 
 def is_used_up(limits: Limits) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from infra.agent.job import Job, Limits, Step
-from infra.agent.limits import read_clocks
+from infra.agent.limits import limits_until, read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, SlipwayError
 from infra.interrupts import ExitRequested, defer_interrupts, exit_reason
 from infra.journal_file import Fenced
@@ -130,7 +130,7 @@ class Rental:
         left = self.plan.job.limits
         for op in self.returned_ops:
             left = spend.remaining_limits(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
-        left = spend.limits_until(left, self.plan.job, read_clocks(), self.scale)
+        left = limits_until(left, self.plan.job, read_clocks(), self.scale)
         if self.budget is not None:
             left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
         if spend.is_used_up(left):

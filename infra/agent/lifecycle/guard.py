@@ -89,7 +89,6 @@ class Guard:
         self.pod = pod
         self.job = job
         self.key = key
-        self.limit_s = ends.hard_limit_s(job.limits)
         self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale, job.devices)
         self.agent: Optional[subprocess.Popen[bytes]] = None
         self.starts: Deque[float] = deque(maxlen=CRASH_LOOP[0])
@@ -100,6 +99,8 @@ class Guard:
         self.is_holding = self._should_hold()
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
+        self.job = ends.ending_in_time(job, self.elapsed_s)
+        self.limit_s = ends.hard_limit_s(self.job.limits)
         self.reported_at = 0.0
         self.is_terminating = False
         if self.limit_s is not None and job.has_start_timer:
@@ -159,7 +160,7 @@ class Guard:
                 self._report()
             time.sleep(TICK_S)
         with contextlib.suppress(AgentError):  # `start` has read the job and reports the error
-            self.job = read_job(self.pod)
+            self.job = ends.ending_in_time(read_job(self.pod), self.elapsed_s)
         self.pod.handed_over.unlink()
         self.limit_s = ends.hard_limit_s(self.job.limits)
         self.idle_gpu = ends.IdleGpu(self.job.limits, self.job.clock_scale, self.job.devices)
@@ -174,8 +175,7 @@ class Guard:
         """Return (state, reason) for the end of a held pod; both "" while the pod may live on."""
         if self._is_limit_reached():
             return "limit", f"the {ends.limit_words(self.job.limits)} is reached"
-        asked = read_json(stop_file(self.pod))
-        if asked:
+        if asked := read_json(stop_file(self.pod)):
             return asked["state"], asked["reason"]
         if self.received_sigterm:
             return "stopped", "the guard received SIGTERM"
@@ -224,8 +224,7 @@ class Guard:
                 scale, why = self.job.clock_scale, f"the {ends.limit_words(self.job.limits)} is near"
                 grace, carry = max(0.0, left_s - upload_s) / scale, min(left_s, upload_s) / scale
                 return ask_to_stop(self.pod, "limit", why, grace, carry)
-        full = ends.full_disk(self.pod.root, self.job.limits)
-        if full:
+        if full := ends.full_disk(self.pod.root, self.job.limits):
             return ask_to_stop(self.pod, "failed", full, grace)
         idle = self.idle_gpu.stop_reason()
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from infra import checkout, job_environment
 from infra.agent.job import Job, Limits
-from infra.agent.limits import read_clocks
+from infra.agent.limits import FINISH_BY, limits_until, read_clocks
 from infra.agent.process import current_identity, send
 from infra.errors import AuthError, LimitHit, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
@@ -203,8 +203,8 @@ class Keeper:
         limits = spend.remaining_limits(job.limits, used_s, used_micro_usd)
         if given.time_s is not None:
             limits = replace(limits, time_s=given.time_s)
-            job = replace(job, environ={**job.environ, spend.FINISH_BY: ""})
-        limits = spend.limits_until(limits, job, read_clocks(), clock_scale(provider))
+            job = replace(job, environ={**job.environ, FINISH_BY: ""})
+        limits = limits_until(limits, job, read_clocks(), clock_scale(provider))
         budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, run_rows.size_of(op)
         if budget is not None:  # One amount covers all nodes, and the nodes may have cost different amounts.
             rows = run_rows.rows_of(op.run, nodes, self.journal)

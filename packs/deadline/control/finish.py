@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 from flows.planning.estimates import phases_of
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import PhaseFlags
-from infra.agent.limits import hard_limit_s
+from infra.agent.limits import FINISH_BY, hard_limit_s
 from infra.errors import UsageError
-from infra.ledger.spend import FINISH_BY
 from infra.records import Plan
 from infra.selection.preflight import amount_of
 from infra.units import about

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from infra.agent.job import Job, Limits
+from infra.agent.limits import FINISH_BY
 from infra.errors import LimitHit
-from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import ASKED
 from infra.providers.local import Local
@@ -88,28 +88,28 @@ def test_a_pod_without_work_continues_after_its_limit_by_its_set_file(journal, k
 )
 def test_a_replacement_ends_at_the_same_moment_as_the_lost_pod(journal, kept, left_s, given_s, expected_s):
     """A new time limit by the user replaces the moment, also for later replacements."""
-    environ = {spend.FINISH_BY: str(time.time() + left_s)}
+    environ = {FINISH_BY: str(time.time() + left_s)}
     job = Job("desk", "sw1-a", (), Limits(time_s=1000.0), environ=environ, kind="hold", stays=True)
     op = journal.note(pod(journal), job=job.to_json())
     found, _ = kept[0].remaining_job(op, Limits(time_s=given_s))
     assert found.limits.time_s == pytest.approx(expected_s, abs=60) and found.limits.time_s <= expected_s
-    assert bool(found.environ[spend.FINISH_BY]) is (given_s is None)
+    assert bool(found.environ[FINISH_BY]) is (given_s is None)
 
 
 def test_a_pod_is_not_replaced_after_the_end_of_all_work(journal, kept):
-    job = Job("desk", "sw1-a", (), environ={spend.FINISH_BY: str(time.time() - 1)}, kind="hold", stays=True)
+    job = Job("desk", "sw1-a", (), environ={FINISH_BY: str(time.time() - 1)}, kind="hold", stays=True)
     with pytest.raises(LimitHit, match="the limit is reached"):
         kept[0].remaining_job(journal.note(pod(journal), job=job.to_json()), Limits())
 
 
 def test_a_launch_after_a_wait_ends_at_the_same_moment(journal):
     for left_s, expected_s in ((500.0, 500.0), (5000.0, 1000.0)):
-        job = Job("", "", (), Limits(time_s=1000.0), environ={spend.FINISH_BY: str(time.time() + left_s)})
+        job = Job("", "", (), Limits(time_s=1000.0), environ={FINISH_BY: str(time.time() + left_s)})
         plan = Plan("t", "", (), job, Request(run="otter"))
         rental = renting.Rental(plan, [], pytest.fail, journal, pytest.fail, renting.PLAIN)
         time_s = rental.limits(1).time_s
         assert time_s == pytest.approx(expected_s, abs=60) and time_s <= expected_s
-    late = replace(job, environ={spend.FINISH_BY: str(time.time() - 1)})
+    late = replace(job, environ={FINISH_BY: str(time.time() - 1)})
     rental = renting.Rental(replace(plan, job=late), [], pytest.fail, journal, pytest.fail, renting.PLAIN)
     with pytest.raises(LimitHit, match="the wait for a machine has used up the limit"):
         rental.limits(1)

@@ -11,9 +11,9 @@ from flows.runs import launch
 from flows.runs.same_request import typed_launch
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
+from infra.agent.limits import FINISH_BY
 from infra.errors import UsageError
 from infra.ledger.op import Op
-from infra.ledger.spend import FINISH_BY
 from infra.records import Request
 from infra.settings import Settings
 from packs.deadline.control.finish import ending_at_limit, read_time

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from infra.agent import limits as ends
-from infra.agent.job import Limits
+from infra.agent.job import Job, Limits
 from infra.agent.process import find, send
 from infra.agent.state import read_json, report, write_json
 from tests.infra.agent.execution.test_steps import WAIT
@@ -186,6 +187,28 @@ def test_an_agent_in_a_crash_loop_is_given_up(world: World) -> None:
     world.pod.secrets.write_text("not json")
     world.start()
     assert world.verdict()["reason"].startswith("the agent ended 5 times in 10 min 00 s without a verdict")
+
+
+@pytest.mark.parametrize(("finish_in_s", "time_s"), [(30.0, 10_000.0), (-60.0, 10_000.0), (30.0, None)])
+def test_a_pod_that_waited_in_a_queue_ends_before_the_end_of_all_work(world: World, finish_in_s, time_s) -> None:
+    world.program("wait", WAIT)
+    environ = {ends.FINISH_BY: str(time.time() + finish_in_s)}
+    world.job(module("wait"), limits=Limits(time_s=time_s), environ=environ, clock_scale=10.0)
+    has_lived(world, 3000.0)  # under an earlier attempt, before a requeue
+    world.start()
+    verdict, said = world.verdict(), guard_json(world)
+    assert verdict["state"] == "limit" and said["limit_s"] == said["limits"]["time_s"]
+    assert said["limit_s"] == pytest.approx(max(0.0, 3000.0 + 10 * finish_in_s), abs=100)
+    assert said["elapsed_s"] < 3300.0
+
+
+def test_a_guard_keeps_an_earlier_limit_and_ignores_an_empty_end_of_all_work(world: World) -> None:
+    for by in (str(time.time() + 9000.0), ""):
+        found = ends.ending_in_time(Job("otter", "", (), Limits(time_s=900.0), environ={ends.FINISH_BY: by}), 100.0)
+        assert found.limits.time_s == 900.0
+    said = {"token": "", "elapsed_s": 100.0, "clocks": None}
+    by = str(time.time() + 200.0)
+    assert 0 < ends.upload_allowance_s(Job("otter", "", (), Limits(), environ={ends.FINISH_BY: by}), said) < 200.0
 
 
 def test_the_guard_asks_the_step_to_save_before_the_time_limit(world: World) -> None:
