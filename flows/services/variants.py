@@ -106,6 +106,12 @@ def is_settled(wanted: WantedService, seen: ServiceRecord) -> bool:
     )
 
 
+def last_errors(wanted: WantedService, seen: ServiceRecord) -> dict[str, str]:
+    """Return the last error of each variant that a ready replica tries to load again, by name."""
+    errors = {one: why for member in ready_members(wanted, seen) for one, why in member.failed.items()}
+    return {name: errors[one.identity] for name, one in wanted.variants.items() if one.identity in errors}
+
+
 def await_loaded(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[WantedService, ServiceRecord]:
     """Wait until the ready replicas of a service have the wanted variants; return both states.
 
@@ -117,7 +123,10 @@ def await_loaded(name: str, settings: Settings, journal: Journal, tell: Say) -> 
         if is_settled(wanted, seen):
             break
         if time.monotonic() > until:
-            raise SlipwayError(f"{name}: the variants are not loaded yet; see: inv serve.logs {name} --controller")
+            errors = "".join(f"; {one}: {why}, tried again" for one, why in last_errors(wanted, seen).items())
+            raise SlipwayError(
+                f"{name}: the variants are not loaded yet{errors}; see: inv serve.logs {name} --controller"
+            )
         time.sleep(POLL_S)
     known = {variant.identity: one for one, variant in wanted.variants.items()}
     ready = ready_members(wanted, seen)

@@ -97,6 +97,8 @@ class Member:
     """Identity of each loaded variant (`Variant.identity`), by name."""
     refused: dict[str, str] = field(default_factory=dict)
     """Error of each variant that the engine did not load, by identity."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Last error of each variant that is tried again, by identity."""
     why: str = ""
     """Reason for the end."""
     phases: tuple[tuple[str, float], ...] = ()

@@ -289,8 +289,8 @@ class Replicas:
         """Load and unload variants of the model until the engine has the wanted variants, and again after changes."""
         assert one.replica is not None
 
-        def record(loaded: Mapping[str, str], refused: Mapping[str, str]) -> None:
-            one.member = replace(one.member, variants=dict(loaded), refused=dict(refused))
+        def record(loaded: Mapping[str, str], refused: Mapping[str, str], failed: Mapping[str, str]) -> None:
+            one.member = replace(one.member, variants=dict(loaded), refused=dict(refused), failed=dict(failed))
             self.changed.set()
 
         loader = VariantLoader(

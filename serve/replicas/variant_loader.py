@@ -1,6 +1,6 @@
 """Loading of variants of a model into the running engine of a replica, over the engine's route `serve.variants.ROUTE`.
 
-    wanted variants -> difference to the variants of the engine -> DELETE, POST -> record of loaded and refused variants
+    wanted variants -> difference to the variants of the engine -> DELETE, POST -> record of the result
 
 The gateway stops sending requests to a variant before the engine unloads the variant.
 """
@@ -22,13 +22,13 @@ GRACE_S = 0.5  # time for requests on the way from the gateway to the engine
 
 
 class VariantLoader:
-    """Variants of one engine. `record` receives loaded and refused variants after each change."""
+    """Variants of one engine. `record` receives loaded, refused and failed variants after each change."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         replica: Target,
-        record: Callable[[Mapping[str, str], Mapping[str, str]], None],
+        record: Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, str]], None],
         say: Callable[[str], None],
         has_some: bool = False,
     ) -> None:
@@ -38,6 +38,8 @@ class VariantLoader:
         """Identity of each loaded variant by name; None = unknown."""
         self.refused: dict[str, str] = {}
         """Error of each refused variant by identity."""
+        self.failed: dict[str, str] = {}
+        """Last error of each variant that is tried again, by identity."""
         self.has_some = has_some
         """True if the engine may have variants while `loaded` is unknown."""
         self.not_before = 0.0
@@ -65,23 +67,26 @@ class VariantLoader:
             }
             if gone:
                 kept = {name: one for name, one in self.loaded.items() if name not in gone}
-                self.record(kept, self.refused)
+                self.record(kept, self.refused, self.failed)
                 await leave()
                 await asyncio.sleep(GRACE_S)
             for name in gone:
                 await self._ask("DELETE", {"name": name}, ASK_S)
                 del self.loaded[name]
                 self.say(f"unloaded {name}")
-            failed: ValueError | None = None
+            failed: dict[str, str] = {}
             for name, one in wanted.items():
                 if name not in self.loaded and one.identity not in self.refused:
                     try:
                         await self._load(name, one)
                     except ValueError as error:  # of this variant, such as a failed download
-                        failed = error
-            if failed is not None:
-                raise failed
-            self.record(self.loaded, self.refused)
+                        failed[one.identity] = str(error)
+            self.failed = failed
+            # Also after a failure, because the engine may have loaded a variant whose answer was lost.
+            self.record(self.loaded, self.refused, self.failed)
+            if failed:
+                errors = (f"{name}: {failed[v.identity]}" for name, v in wanted.items() if v.identity in failed)
+                raise ValueError("; ".join(errors))
             self.has_some = bool(self.loaded)
             self.told = ""
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, VariantRefused) as error:
@@ -102,7 +107,7 @@ class VariantLoader:
         else:
             self.loaded[name] = variant.identity
             self.say(f"loaded {name} in {time.monotonic() - began:.1f} s")
-        self.record(self.loaded, self.refused)
+        self.record(self.loaded, self.refused, self.failed)
 
     async def _ask(self, method: str, body: Mapping[str, str], timeout_s: float) -> dict[str, str]:
         """Return the variants of the engine after a request. Raises VariantRefused, ClientError, TimeoutError."""
@@ -111,11 +116,12 @@ class VariantLoader:
         url = f"{self.replica.url}{ROUTE}"
         async with self.session.request(method, url, json=dict(body), headers=headers, timeout=timeout) as reply:
             said = await reply.json(content_type=None)
+            error = said.get("error") if isinstance(said, dict) else None
+            message = str(error.get("message") if isinstance(error, dict) else said)[:500]
             if reply.status >= 500 or not isinstance(said, dict):
-                raise ValueError(f"status {reply.status}: {str(said)[:300]}")
+                raise ValueError(f"status {reply.status}: {message}")
             if reply.status >= 400:
-                error = said.get("error")
-                raise VariantRefused(str(error.get("message") if isinstance(error, dict) else said)[:500])
+                raise VariantRefused(message)
             found = said.get("variants")
             return {str(one): str(identity) for one, identity in found.items()} if isinstance(found, dict) else {}
 

@@ -52,11 +52,12 @@ def adapters(spec: AdaptersFlags) -> None:
 def show(name: str, wanted: WantedService, seen: ServiceRecord, as_json: bool) -> None:
     """Print the adapters of a service, and the replicas that have each."""
     ready = [one for one in seen.members if one.state is State.READY]
-    rows: list[dict[str, Any]] = []
+    rows, errors = list[dict[str, Any]](), variants.last_errors(wanted, seen)
     for one, variant in wanted.variants.items():
         has = [member.run for member in ready if member.variants.get(one) == variant.identity]
-        refused = next((m.refused[variant.identity] for m in ready if variant.identity in m.refused), "")
-        rows.append({"name": one, "source": variant.title, "rank": variant.rank, "replicas": has, "problem": refused})
+        problem = next((m.refused[variant.identity] for m in ready if variant.identity in m.refused), "")
+        problem = problem or errors.get(one, "")
+        rows.append({"name": one, "source": variant.title, "rank": variant.rank, "replicas": has, "problem": problem})
     if as_json:
         print_json({"service": name, "adapters": rows, "ready_replicas": len(ready)})
     elif not rows:

@@ -12,7 +12,7 @@ import torch
 
 from flows.services import serve, variants
 from flows.specs.service import ServeSpec
-from infra.errors import HubUnreachable, UsageError
+from infra.errors import HubUnreachable, SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.adapters.control.serving import ServedAdapterFlags, read_named, resolve
@@ -241,6 +241,18 @@ def test_adapters_are_settled_when_each_ready_replica_has_loaded_or_refused_them
     assert variants.ready_members(wanted, ServiceRecord(members=(mine, other, late))) == [mine]
     assert not settled(variants={"a": "1", "b": "1"})
     assert not variants.is_settled(wanted, ServiceRecord())
+
+
+def test_timeout_shows_the_last_error_of_an_adapter(tmp_path, monkeypatch):
+    adapters = {one: Variant(source="x", identity=one, title="x", rank=2) for one in ("a", "b")}
+    wanted = WantedService(versions=(planned(tmp_path).version,), variants=adapters)
+    ready = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
+    member = Member(number=0, version=1, run="demo-0", facts=ready, variants={"b": "b"}, failed={"a": "no network"})
+    states = (ServiceRecord(members=(member,)), wanted)
+    monkeypatch.setattr(variants.controller_client, "read_states", lambda *_: states)
+    monkeypatch.setattr(variants, "WAIT_S", -1.0)
+    with pytest.raises(SlipwayError, match="demo: the variants are not loaded yet; a: no network, tried again; see: "):
+        variants.await_loaded("demo", Settings.load(ROOT), None, print)
 
 
 def test_variants_of_a_service_keep_their_room_in_a_new_version(tmp_path, there):

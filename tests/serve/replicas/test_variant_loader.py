@@ -19,7 +19,10 @@ class Engine(VariantLoader):
     def __init__(self, held=None, has_some=False, fails=(), lost=()):
         self.held, self.fails, self.lost = dict(held or {}), dict(fails), [*lost]
         self.records = []
-        super().__init__(None, REPLICA, lambda *both: self.records.append(dict(both[0])), lambda text: None, has_some)
+        super().__init__(None, REPLICA, self.keep, lambda text: None, has_some)
+
+    def keep(self, loaded, refused, failed):
+        self.records.append(dict(loaded))
 
     async def _ask(self, method, body, timeout_s):
         name = body.get("name", "")
@@ -74,6 +77,18 @@ def test_failed_load_is_tried_again_and_delays_no_other_variant():
     assert one.settle({"a": A, "b": B}) == 2
     assert one.records[0] == {"b": "b1"} and one.records[-1] == one.held == {"a": "a1", "b": "b1"}
     assert not one.refused
+    assert not one.failed
     odd = Engine(fails={"a": VariantRefused("NaN")})
     assert odd.settle({"a": A, "b": B}) == 1
     assert odd.refused == {"a1": "NaN"} and odd.held == {"b": "b1"}
+
+
+def test_variant_in_the_engine_is_recorded_while_another_fails():
+    one = Engine(held={"b": "b1"}, has_some=True, fails={"a": ValueError("status 503: no network")})
+
+    async def leave():
+        pass
+
+    asyncio.run(one.reconcile({"a": A, "b": B}, leave))
+    assert one.records == [{"b": "b1"}] and one.failed == {"a1": "status 503: no network"}
+    assert one.is_due({"a": A, "b": B})
