@@ -111,7 +111,8 @@ def _specs_of(op: Op) -> dict[str, Mapping[str, Any]]:
 
 def _of_new_length(expected: Expected, step: Mapping[str, Any], length: Any) -> Expected:
     """Return the forecast of a training for the number of steps in the newest report. `length`: the planned number."""
-    said: Any = step.get("result") or step.get("record") or {}  # a result has values of any type
+    # The newest record may be about an evaluation; a result has values of any type.
+    said: Any = step.get("result") or step.get("training") or step.get("record") or {}
     steps, number = said.get("steps"), said.get("step")
     if type(number) in (int, float) and said.get("total") and said.get("done"):
         steps = number * said["total"] / said["done"]  # the unit of the amounts may be tokens

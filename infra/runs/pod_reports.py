@@ -132,6 +132,7 @@ STEP: Kinds = {
     **dict.fromkeys(("record", "result"), _record),
     "attempts": _whole,
     "marks": _marks,
+    "training": _known_numbers,
     "others_share": _amount,
 }
 

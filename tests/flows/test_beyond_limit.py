@@ -88,6 +88,13 @@ def test_training_that_fits_itself_to_the_limit_is_not_beyond_the_limit(ends, st
         ({"record": {"step": 50, "done": 50, "total": 1000}}, 1010),
         ({"record": {"step": 50, "done": 1e-320, "total": 1e9}}, 1010),
         ({"record": {"step": 50, "done": 50, "total": 200}, "result": {"steps": 100}}, 10 + 100),
+        (
+            {
+                "record": {"done": 99, "unit": "held-out bytes"},
+                "training": {"step": 200, "done": 200, "total": 200},
+            },
+            10 + 200,
+        ),
         ({"result": {"steps": "100"}}, 1010),
         ({"result": {"steps": True}}, 1010),
         ({}, 1010),

@@ -155,6 +155,8 @@ class Progress:
             ended_at=None,
             marks=[],
             total=None,
+            unit=None,
+            training=None,
         )
         step["started_at"] = step["started_at"] or time.time()
         self.load = OtherLoad()
@@ -210,7 +212,7 @@ class Progress:
             machine = self.figures.sample()
             # The agent's own words stay unmasked: a secret may equal a word such as `token` or `running`.
             steps = [
-                {**step, "record": self.redact(step["record"]), "result": self.redact(step["result"])}
+                {**step, **{key: self.redact(step[key]) for key in ("record", "result", "unit")}}
                 for step in self.steps.values()
             ]
             said = {**self.document, "steps": steps, "machine": machine, "updated_at": now}
@@ -231,11 +233,19 @@ def _agents_before(path: Path, token: str) -> int:
 def _mark(step: Dict[str, Any], record: Dict[str, Any]) -> None:
     """Append `[seconds since the start, share of the work]` to the marks of a step, about twenty marks in total.
 
-    If the total changes, as in a training that a limit shortens, earlier shares become shares of the new total.
+    If the total changes, as in a training that a limit shortens, earlier shares become shares of the new total. Shares
+    of an amount with another unit count no more, and amounts around the steps of a training are not marked.
     """
     done, total, at = record.get("done"), record.get("total"), record.get("at")
     if done is None or total is None or at is None or not all(map(_is_number, (done, total, at))) or total <= 0:
         return
+    is_training = _is_number(record.get("step"))
+    if step["training"] and not is_training:
+        return
+    if step["unit"] != record.get("unit") or is_training and not step["training"]:
+        step.update(marks=[], total=None, unit=record.get("unit"))
+    if is_training:
+        step["training"] = {"step": record["step"], "done": done, "total": total}
     if step["total"] not in (None, total):
         step["marks"] = [[at_s, min(1.0, round(part * step["total"] / total, 6))] for at_s, part in step["marks"]]
     step["total"] = total
@@ -287,5 +297,7 @@ def _waiting(name: str) -> Dict[str, Any]:
         "result": None,
         "marks": [],
         "total": None,
+        "unit": None,  # of the marks
+        "training": None,  # step, done and total in the newest record of a training step
         "others_share": None,
     }

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from infra.agent.execution import timeline
 from infra.agent.execution.progress import Progress
 from infra.agent.job import Job, PodFolder
@@ -63,3 +65,32 @@ def test_marks_are_shares_of_the_newest_total(tmp_path):
     assert progress.steps["sft"]["marks"] == [[1.0, 0.005], [100.0, 0.5], [200.0, 1.0]]
     progress.begin("sft")
     assert progress.steps["sft"]["marks"] == [] and progress.steps["sft"]["total"] is None
+
+
+PAIRS = [{"done": done, "total": 50, "unit": "pairs"} for done in (10, 50)]
+TRAINING = [{"done": done, "total": 100, "unit": "steps", "step": done} for done in (1, 100)]
+SHARES = [0.01, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("records", "shares", "steps"),
+    [
+        (PAIRS, [0.2, 1.0], None),
+        (PAIRS + TRAINING, SHARES, 100),
+        ([{**one, "unit": "steps"} for one in PAIRS] + TRAINING, SHARES, 100),
+        (TRAINING + PAIRS, SHARES, 100),
+        ([*TRAINING, {"done": 9, "unit": "held-out bytes"}], SHARES, 100),
+        ([*PAIRS, {"done": 3, "total": 4, "unit": "rows"}], [0.75], None),
+        ([*PAIRS, {"done": 3, "total": 4, "unit": "rows", "step": "last"}], [0.75], None),
+    ],
+)
+def test_marks_and_steps_of_a_training_ignore_amounts_of_other_units(tmp_path, records, shares, steps):
+    progress = Progress(PodFolder(tmp_path), Job(run="otter", token="t1", steps=()), ["dpo"], lambda value: value)
+    progress.begin("dpo")
+    at = progress.steps["dpo"]["started_at"]
+    progress.add_records("dpo", [{"kind": "progress", "at": at + 1, **one} for one in records])
+    step = progress.steps["dpo"]
+    assert [share for _, share in step["marks"]] == shares and (step["training"] or {}).get("step") == steps
+    assert step["record"]["unit"] == records[-1]["unit"]
+    progress.begin("dpo")
+    assert progress.steps["dpo"]["training"] is None
