@@ -4,8 +4,10 @@ A line runs as a process of the owner, with the owner's keys, and without a term
 words, so that no value can be a flag or a further command.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from infra.units import moment
 from store.untrusted_input import printable
 
 ANSWER_S = 900.0  # of a command that rents nothing
+GRACE_S = 120.0  # of a command that ends its machines after SIGTERM
 SHOWN = 700  # letters of an error
 ALARM = "ALARM: "  # first word of an error about any machine of the owner, after a command that has worked
 
@@ -34,21 +37,28 @@ class CommandFailed(SlipwayError):
 class InvLines:
     """Runs command lines, in the world of this process: the real one, or a rehearsal."""
 
-    def text(self, command: str, flags: Mapping[str, Any], words: Sequence[str] = (), held: Sequence[int] = ()) -> str:
-        """Return the output of a command. Raises CommandFailed.
-
-        words: bare words behind the command. held: file descriptors that the process keeps open, such as a lock that
-        must outlive this process; such a line rents, and ends at the limits of the run.
-        """
-        done = self._run(command, flags, words, held)
+    def text(self, command: str, flags: Mapping[str, Any], words: Sequence[str] = ()) -> str:
+        """Return the output of a command; for the rest, see `json`. Raises CommandFailed."""
+        done = self._run(command, flags, words, (), ANSWER_S)
         said = _error(command, done.stderr)
         if done.returncode and not (done.returncode == LimitHit.exit_code and said.startswith(ALARM)):
             raise CommandFailed(printable(said)[:SHOWN] or _failed(command, done.returncode))
         return done.stdout
 
-    def json(self, command: str, flags: Mapping[str, Any], words: Sequence[str] = (), held: Sequence[int] = ()) -> Any:
-        """Return the JSON document of a command; for the rest, see `text`. Raises CommandFailed."""
-        done = self._run(command, {**flags, "json": True}, words, held)
+    def json(
+        self,
+        command: str,
+        flags: Mapping[str, Any],
+        words: Sequence[str] = (),
+        held: Sequence[int] = (),
+        most_s: float = ANSWER_S,
+    ) -> Any:
+        """Return the JSON document of a command. Raises CommandFailed.
+
+        words: bare words behind the command. held: file descriptors that the process keeps open, such as a lock that
+        must outlive this process. most_s: seconds until this process ends the command and its children.
+        """
+        done = self._run(command, {**flags, "json": True}, words, held, most_s)
         try:
             said, _ = json.JSONDecoder().raw_decode(done.stdout.lstrip())
         except ValueError:
@@ -61,29 +71,46 @@ class InvLines:
         return said
 
     def _run(
-        self, command: str, flags: Mapping[str, Any], words: Sequence[str], held: Sequence[int]
+        self, command: str, flags: Mapping[str, Any], words: Sequence[str], held: Sequence[int], most_s: float
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command; copy the messages of a failed command to the log of the broker, for the owner only."""
         line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), command, *words, *_flags(flags)]
         environ = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
-        try:
-            done = subprocess.run(
-                line,
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=None if held else ANSWER_S,
-                pass_fds=tuple(held),
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            raise CommandFailed(f"inv {command} has not ended after {ANSWER_S:g} s; see: status") from None
+        process = subprocess.Popen(
+            line,
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=tuple(held),
+            start_new_session=True,
+        )
+        with process:
+            try:
+                stdout, stderr = process.communicate(timeout=most_s)
+            except subprocess.TimeoutExpired:
+                _end_group(process)
+                late = f"inv {command} has not ended after {most_s:g} s, and was ended"
+                log(late)
+                raise CommandFailed(f"{late}; see: status") from None
+            except BaseException:
+                process.kill()
+                raise
+        done = subprocess.CompletedProcess(line, process.returncode, stdout, stderr)
         if done.returncode:
             log(f"inv {command} exited with code {done.returncode}: {printable(done.stderr.strip())}")
         return done
+
+
+def _end_group(process: "subprocess.Popen[str]") -> None:
+    """End a command and its children; after SIGTERM, a start first ends the machines of the start."""
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(wait_s)
 
 
 def _error(command: str, stderr: str) -> str:

@@ -19,6 +19,7 @@ from packs.agents.control.time_left import left_s, refusal
 from packs.agents.records.allowance import Allowance
 from packs.agents.records.arguments import PlanId
 
+AFTER_S = 3600.0  # from the last end of the machines to the end of an `inv` line that hangs and holds the lock
 Note = Callable[[Mapping[str, Any]], None]
 """Writes facts about a start into the receipt."""
 
@@ -44,7 +45,8 @@ def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[st
     """Start a planned training."""
     with admitted(account, plans, asked, TRAIN, note) as start:
         flags = {**start.flags, "run-name": start.run, "ttl": start_ttl(start, account.allowance)}
-        said = account.inv.json("launch", flags, held=[start.lock])
+        most_s = seconds_of(flags["ttl"]) + AFTER_S
+        said = account.inv.json("launch", flags, held=[start.lock], most_s=most_s)
         if start.run not in account.own_names():
             same = said.get("run") if said.get("run") in account.own_names() else None
             message = "the same work is at work" if same else "every artifact exists; no machine was rented"
@@ -55,7 +57,8 @@ def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[st
 def serve_up(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[str, Any]:
     """Start a planned service."""
     with admitted(account, plans, asked, SERVICE, note) as start:
-        account.inv.json("serve.up", start.flags, [start.run], [start.lock])
+        most_s = left_s(account.allowance) + AFTER_S
+        account.inv.json("serve.up", start.flags, [start.run], [start.lock], most_s)
     return {**start.shown, "next": "status, serve_ask"}
 
 
@@ -92,5 +95,9 @@ def forget_interrupted(account: Account) -> None:
 
 def start_ttl(start: Start, one: Allowance) -> str:
     """Return the time limit of a run: at most the time left now, which is less than at the plan."""
-    planned = float(str(start.flags["ttl"]).removesuffix("s"))
-    return seconds_word(min(planned, left_s(one)))
+    return seconds_word(min(seconds_of(start.flags["ttl"]), left_s(one)))
+
+
+def seconds_of(ttl: Any) -> float:
+    """Return the seconds of a time limit by `seconds_word`."""
+    return float(str(ttl).removesuffix("s"))

@@ -1,5 +1,7 @@
 """Lines of `inv` for the tools, and starts that outlast the patience of a client."""
 
+import fcntl
+import os
 import shlex
 import socket
 import sys
@@ -10,14 +12,16 @@ from concurrent.futures import TimeoutError as FutureTimeout
 import pytest
 
 from infra.agent.limits import boottime_s, read_clocks
+from infra.agent.process import identify
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from packs.agents.control import calls, files
+from packs.agents.control import calls, files, inv_lines
 from packs.agents.control.inv_lines import CommandFailed, InvLines
 from packs.agents.control.plans import TRAIN, StartPlan
 from packs.agents.records import client
 from packs.agents.records.allowance import Allowance
+from tests.infra.agent.world import until
 from tests.world import ROOT
 
 OTHER = "theirs (lium, 2.50 USD/h, since noon); they may still bill: theirs. Run: inv down theirs"
@@ -83,7 +87,8 @@ def test_text_of_a_command_is_the_answer_and_an_error_has_no_lines_about_other_r
     assert "theirs" not in str(raised.value)
 
 
-def test_slow_start_is_answered_with_the_name_of_the_run_and_goes_on(tmp_path, monkeypatch):
+def broker_with_a_plan(tmp_path, monkeypatch):
+    """Return the calls of an allowance with a plan, and the id of the plan."""
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
     now = read_clocks()
     one = Allowance(
@@ -99,21 +104,6 @@ def test_slow_start_is_answered_with_the_name_of_the_run_and_goes_on(tmp_path, m
         budgets.open_budget(journal, one.budget, one.micro_usd, None)
     settings = Settings.load(ROOT)
     files.save(one, settings)
-    begun, may_end, lines = threading.Event(), threading.Event(), list[str]()
-
-    class Impatient(Future):
-        def result(self, timeout=None):
-            assert begun.wait(60)
-            raise FutureTimeout
-
-    def boot(self, command, flags, words=(), held=()):
-        lines.append(flags["run-name"])
-        begun.set()
-        assert may_end.wait(60)
-        return {}
-
-    monkeypatch.setattr(calls, "Future", Impatient)
-    monkeypatch.setattr(InvLines, "json", boot)
     broker = calls.Calls("demo", settings)
     plan = StartPlan(
         plan_id="plan-aaaaaaaaaaaa",
@@ -127,7 +117,28 @@ def test_slow_start_is_answered_with_the_name_of_the_run_and_goes_on(tmp_path, m
         max_price="0.30",
     )
     broker.plans.by_id[plan.plan_id] = plan
-    first, second = (broker.answer("launch", {"plan_id": plan.plan_id})["result"] for _ in range(2))
+    return broker, plan.plan_id
+
+
+def test_slow_start_is_answered_with_the_name_of_the_run_and_goes_on(tmp_path, monkeypatch):
+    begun, may_end, lines = threading.Event(), threading.Event(), list[str]()
+
+    class Impatient(Future):
+        def result(self, timeout=None):
+            assert begun.wait(60)
+            raise FutureTimeout
+
+    def boot(self, command, flags, words=(), held=(), most_s=0.0):
+        lines.append(flags["run-name"])
+        assert most_s == 3700.0
+        begun.set()
+        assert may_end.wait(60)
+        return {}
+
+    monkeypatch.setattr(calls, "Future", Impatient)
+    monkeypatch.setattr(InvLines, "json", boot)
+    broker, plan_id = broker_with_a_plan(tmp_path, monkeypatch)
+    first, second = (broker.answer("launch", {"plan_id": plan_id})["result"] for _ in range(2))
     assert first == {"run": "demo-1", "state": "starting", "next": "status"}
     assert second == {"state": "waits for another start", "next": "status"}
     may_end.set()
@@ -147,3 +158,25 @@ def test_call_without_an_answer_is_no_failed_call(tmp_path, monkeypatch):
         client.place_file(tmp_path, "demo").write_text(f"{tmp_path}/socket\n")
         said = client.call(tmp_path, "demo", "t", "launch", {})
     assert said == {"refused": "no answer yet; the call may have had effect: call status"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("trap", ["exit 9", ""])
+def test_command_that_hangs_ends_with_its_children_and_releases_the_lock(tmp_path, monkeypatch, trap):
+    monkeypatch.setattr(inv_lines, "GRACE_S", 0.5)
+    path = tmp_path / "python"
+    path.write_text(
+        f"#!/bin/sh\ntrap '{trap}' TERM\nsleep 600 &\necho $! > {tmp_path}/child\nwhile :; do sleep 0.1; done\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(CommandFailed, match="inv launch has not ended after 3 s, and was ended; see: status"):
+        InvLines().json("launch", {}, held=[lock], most_s=3.0)
+    child = int((tmp_path / "child").read_text())
+    until(lambda: identify(child) is None, "the end of the child")
+    os.close(lock)
+    other = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
