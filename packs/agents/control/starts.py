@@ -49,7 +49,12 @@ def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[st
         said = account.inv.json("launch", flags, held=[start.lock], most_s=most_s)
         if start.run not in account.own_names():
             same = said.get("run") if said.get("run") in account.own_names() else None
-            message = "the same work is at work" if same else "every artifact exists; no machine was rented"
+            if said.get("state") == "succeeded":
+                message = "every artifact exists; no machine was rented"
+            elif same:
+                message = "the same work is at work"
+            else:
+                message = "a run of the owner does this work; no machine was rented"
             return {"rented": False, "message": message, **({"same_as": same} if same else {}), "next": "status"}
     return {**start.shown, "next": "status"}
 

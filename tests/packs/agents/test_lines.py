@@ -17,6 +17,7 @@ from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.agents.control import calls, files, inv_lines
+from packs.agents.control.account import Account
 from packs.agents.control.inv_lines import CommandFailed, InvLines
 from packs.agents.control.plans import TRAIN, StartPlan
 from packs.agents.records import client
@@ -158,6 +159,24 @@ def test_call_without_an_answer_is_no_failed_call(tmp_path, monkeypatch):
         client.place_file(tmp_path, "demo").write_text(f"{tmp_path}/socket\n")
         said = client.call(tmp_path, "demo", "t", "launch", {})
     assert said == {"refused": "no answer yet; the call may have had effect: call status"}
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "message"),
+    [
+        ({"run": None, "state": "succeeded"}, [], "every artifact exists; no machine was rented"),
+        ({"run": "demo-9", "state": "succeeded"}, ["demo-9"], "every artifact exists; no machine was rented"),
+        ({"run": "demo-9", "state": "running"}, ["demo-9"], "the same work is at work"),
+        ({"run": "theirs", "state": "running"}, [], "a run of the owner does this work; no machine was rented"),
+    ],
+)
+def test_start_of_work_that_another_run_does_names_no_run_of_the_owner(tmp_path, monkeypatch, said, own, message):
+    broker, plan_id = broker_with_a_plan(tmp_path, monkeypatch)
+    monkeypatch.setattr(InvLines, "json", lambda *_, **__: said)
+    monkeypatch.setattr(Account, "own_names", lambda self: own)
+    found = broker.answer("launch", {"plan_id": plan_id})["result"]
+    assert (found["rented"], found["message"], found.get("same_as")) == (False, message, own[0] if own else None)
+    assert "theirs" not in str(found)
 
 
 @pytest.mark.process
