@@ -247,7 +247,7 @@ def repeated_text(source: str, plan: Plan) -> tuple[str, ...]:
     }
     return tuple(
         f"{phase} reads the text about {passes:.0f} times; after {MOST_PASSES} times, a model learns little from the "
-        "same text. To name more text: --source fineweb"
+        f"same text{'' if source == 'fineweb' else '. To name more text: --source fineweb'}"
         for phase, passes in found.items()
         if passes > MOST_PASSES
     )

@@ -187,3 +187,10 @@ def test_a_plan_warns_of_a_long_training_on_little_text(settings, profile, sourc
     plan = planned(with_source(rehearsed(settings), source), None, profile=profile, phase="base")
     found = [one for one in plan.notes if " reads the text about " in one]
     assert [one.partition(";")[0] for one in found] == [passes] * bool(passes)
+
+
+@pytest.mark.parametrize(("source", "ending"), [("", ". To name more text: --source fineweb"), ("fineweb", "")])
+def test_a_warning_of_little_text_does_not_name_the_same_source(settings, source, ending):
+    plan = planned(with_source(rehearsed(settings), source), None, profile="d20", phase="base", steps=1_000_000)
+    (found,) = [one for one in plan.notes if " reads the text about " in one]
+    assert found.partition("a model learns little from the same text")[2] == ending
