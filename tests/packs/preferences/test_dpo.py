@@ -4,6 +4,7 @@ import json
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -190,6 +191,9 @@ def test_a_kill_during_the_reference_continues_from_the_file(inputs, tmp_path, m
     assert (again.reference == whole.reference).all()
 
 
+MEASURED = ("loss", "margin", "accuracy", "reward_chosen", "reward_rejected")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_phase_learns_and_a_stopped_phase_publishes_the_same_bits(world, monkeypatch, capfd, loss):
@@ -207,8 +211,10 @@ def test_phase_learns_and_a_stopped_phase_publishes_the_same_bits(world, monkeyp
     assert open_final(folder).tensors("source")["reference"].shape == (24 * (2 if loss == "kto" else 1), 2)
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps[0]["conversations"]["conversations"] == 24 * (2 if loss == "kto" else 1)
-    assert abs(steps[0]["margin"]) < 1e-4 and steps[-1]["margin"] > 0.5 and steps[-1]["accuracy"] > 0.7
-    assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1]["reward_chosen"] > steps[-1]["reward_rejected"]
+    # A batch has four answers, and the divergence of kto is the mean over a batch, so single steps differ much.
+    first, last = ({name: mean(one[name] for one in some) for name in MEASURED} for some in (steps[:10], steps[-10:]))
+    assert abs(steps[0]["margin"]) < 1e-4 and last["margin"] > 0.5 and last["accuracy"] > 0.6
+    assert last["loss"] < 0.7 * first["loss"] and last["reward_chosen"] > last["reward_rejected"]
     assert "margin" in capfd.readouterr().err
 
 
