@@ -220,9 +220,9 @@ class Site:
 
 
 class Counting:
-    """Counts the live machines of an allowance in a thread: never more than `most` that nothing has been asked to end.
+    """Counts the live machines of an allowance in a thread; more than `most` without a request to end are a fault.
 
-    After a lost answer of the vendor, the machine may not exist; the row is detached, and does not count.
+    A detached row does not count, because after a lost answer of the vendor the machine may not exist.
     """
 
     def __init__(self, site: Site, name: str, most: int) -> None:

@@ -45,8 +45,8 @@ class MuonConfig:
     cautious: bool = False
     """Decay only the weights that the update also makes smaller (arXiv 2510.12402)."""
     decay_to_zero: bool = newer(False)
-    """nanochat: the decay falls to 0 over the steps as a cosine, and tall matrices decay faster, as they learn
-    faster."""
+    """The weight decay falls to 0 over the steps as a cosine, times sqrt(rows / columns) for tall matrices
+    (nanochat)."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "momentum_steps", 0)
@@ -79,8 +79,8 @@ class OptimizerConfig:
     value_lr: float | None = newer(None)
     """Learning rate of value embeddings (`model.nanochat`); None = `lr`."""
     scale_lr: float | None = newer(None)
-    """Learning rate of the shares of the embedding in the layers (`model.nanochat`); residual scales learn at a
-    hundredth. None = `lr`."""
+    """Learning rate of `embed_scales` (`model.nanochat.scales`); `residual_scales` have a hundredth of this rate.
+    None = `lr`."""
     smear_lr: float | None = newer(None)
     """Learning rate of smear and backout (`model.nanochat`); None = two fifths of `scale_lr`, or else `lr`."""
     z_loss: float = 0.0

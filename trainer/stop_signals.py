@@ -43,7 +43,7 @@ def raise_on_sigterm() -> Iterator[None]:
 def finish_after_sigterm() -> Iterator[None]:
     """Continue after SIGTERM inside the block; the agent kills the trainer at the end of the grace.
 
-    Without the process that started the trainer, no process would end the work: raise Preempted.
+    Raise Preempted if the parent process has exited, because no process would end the trainer later.
     """
     parent = os.getppid()
 

@@ -79,14 +79,14 @@ def rendered(talk: Dialogue, tokenizer: Tokenizer, align: int = 1) -> list[tuple
 
 
 def _refuse_tools(talk: Dialogue) -> None:
-    """Raise InputError for tools, reasoning and variables with words, which Slipway's chat format cannot express."""
+    """Raise InputError for tools, reasoning and template variables with content: Slipway's format has none of them."""
     for number, one in enumerate(talk.messages, 1):
         if odd := next((name for name in ("tool_calls", *REASONING) if one.get(name)), ""):
             raise InputError(f"message {number} has {odd}; {WITHOUT}")
     if talk.tools:
         raise InputError(f"it has tools; {WITHOUT}")
     if odd := next((name for name, value in talk.variables.items() if is_content(value)), ""):
-        raise InputError(f"its {VARIABLES} have {odd}; {WITHOUT}")
+        raise InputError(f"{VARIABLES} of the row has {odd}; {WITHOUT}")
 
 
 def _in_our_format(messages: Sequence[Message], tokenizer: Tokenizer, align: int) -> tuple[list[int], list[int]]:

@@ -37,7 +37,7 @@ class BeyondLimit:
 
 
 def is_comparable(op: Op, progress: Mapping[str, Any]) -> bool:
-    """Return whether a training has enough steps for a measured pace, and no step to come fits itself to the limit."""
+    """Return whether a training has run ENOUGH_STEPS, and no unfinished training has a changeable `schedule.end`."""
     to_come = {one["name"] for one in progress.get("steps") or () if one.get("state") in ("waiting", "running")}
     specs = [spec for name, spec in _specs_of(op).items() if name in to_come]
     records = [step.get("record") or {} for step in progress.get("steps") or ()]

@@ -160,7 +160,8 @@ def differences(one: Receipt, settings: Settings) -> list[str]:
     planned = planned_steps(one.job)
     for name, made in one.made_steps.items():
         found.append(
-            f"steps: {name} has made {made:,} of {planned.get(name)} steps to fit the limit; without a limit, all"
+            f"steps: {name} has made {made:,} of {planned.get(name)} steps to fit the limit; "
+            "a run without a limit makes all"
         )
     for name, fingerprint in inputs_of(one.steps).items():
         if problem := Store(one.store).find(name, fingerprint).problem:

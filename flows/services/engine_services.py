@@ -46,9 +46,9 @@ class EngineService:
     document: Mapping[str, Any] = field(repr=False)
     """The file with the values of its secrets."""
     offer: Offer
-    """The machine of a replica that the engine would choose now, at the price of the dearest that the engine may rent.
+    """The machine that the engine would choose for a replica now, at the price of the dearest alternative.
 
-    `is_own` is True only if the engine may rent none.
+    `is_own` is True only if no alternative is a rented machine.
     """
     least: int
     most: int

@@ -61,7 +61,7 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
 
 
 def limits_until(limits: Limits, job: Job, now: Clocks, scale: float = 1.0, elapsed_s: float = 0.0) -> Limits:
-    """Return the limits with no more time than until FINISH_BY, which waits and preemptions do not move."""
+    """Return the limits with `time_s` at most `elapsed_s` plus the seconds until FINISH_BY of the job."""
     left_s = (float(job.environ.get(FINISH_BY) or math.inf) - now.wall_s) * scale
     time_s = min(elapsed_s + left_s, math.inf if limits.time_s is None else limits.time_s)
     return replace(limits, time_s=None if time_s == math.inf else max(0.0, time_s))

@@ -315,9 +315,8 @@ def _try(
         return ""
     with stage("accept", say, clock_scale(provider)):
         refusal = terms.accept(provider.reach(observation.pod_of(ops[-1])), request, offer)
-    with contextlib.suppress(
-        Fenced
-    ):  # the end of the checks in the cost; a pod that another process has ended has none
+    # The note ends the part `checks` of the bill; Fenced: another process has ended the pod.
+    with contextlib.suppress(Fenced):
         ops[-1] = journal.note(ops[-1], last_seen_at=int(read_clocks().wall_s))
     return refusal
 

@@ -201,7 +201,7 @@ def _token_bytes(config: dict[str, Any], width: int) -> int:
 
 
 def _sides(config: dict[str, Any], gpus: int) -> int:
-    """Return the inputs and outputs of the matrices inside all blocks, on each GPU; 0 for a config without the sizes.
+    """Return the sum of inputs and outputs of all matrices inside the blocks, per GPU; 0 for a config without sizes.
 
     vLLM splits the outputs of the first matrices of attention and MLP, and the inputs of the last.
     """

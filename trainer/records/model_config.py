@@ -309,7 +309,7 @@ class ModelConfig:
 
     @property
     def longest_row(self) -> int:
-        """Return the most tokens of a row that is scored and not trained: nanochat scores ten times its positions."""
+        """Return the maximum length in tokens of a row that is only scored: nanochat allows ten times the positions."""
         return (10 if self.embed_norm else 1) * self.max_position_embeddings
 
     @property

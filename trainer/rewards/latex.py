@@ -258,7 +258,7 @@ def enclosure(text: str) -> str | None:
 
 
 def differ_in_brackets(gold: str, answer: str) -> bool:
-    """Return True for several entries in brackets of different meaning, and for several entries beside a number."""
+    """Return True for lists in brackets of different kinds, such as (1,2) and [1,2], and for a list beside a number."""
     kinds = {enclosure(gold), enclosure(answer)}
     if None in kinds and len(kinds) > 1 and any(NUMBER.fullmatch(one) for one in (gold, answer)):
         return True

@@ -40,7 +40,7 @@ class Rollouts(Source):
     """Source of batches for the phase rl."""
 
     sees_model = True
-    learns_from_all = False  # also from answers without an advantage
+    learns_from_all = False  # True: train on answers with advantage 0, too
 
     def __init__(
         self,

@@ -181,7 +181,7 @@ class BucketMount:
             shutil.rmtree(self.cache, ignore_errors=True)
 
     def _upload_strays(self) -> None:
-        """Upload the files that the script wrote after the end of rclone, into the folder without the bucket.
+        """Upload the files that the script wrote into the unmounted folder after rclone had ended.
 
         A cluster that takes its machine back sends SIGTERM to every process, rclone included, while the script saves.
         """

@@ -233,8 +233,8 @@ def _agents_before(path: Path, token: str) -> int:
 def _mark(step: Dict[str, Any], record: Dict[str, Any]) -> None:
     """Append `[seconds since the start, share of the work]` to the marks of a step, about twenty marks in total.
 
-    If the total changes, as in a training that a limit shortens, earlier shares become shares of the new total. Shares
-    of an amount with another unit count no more, and amounts around the steps of a training are not marked.
+    If the total changes, as in a training that a limit shortens, earlier shares become shares of the new total. A new
+    unit, and the first training step, discard earlier marks; after that, only training steps are marked.
     """
     done, total, at = record.get("done"), record.get("total"), record.get("at")
     if done is None or total is None or at is None or not all(map(_is_number, (done, total, at))) or total <= 0:

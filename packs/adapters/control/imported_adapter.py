@@ -157,9 +157,9 @@ def _header_of_hub(place: Backend, at: str, size: int) -> dict[str, TensorHeader
 
 
 def check_names(found: ImportedAdapter, commit: str, flag: str, source: str, revision: str) -> None:
-    """Raise ConfigError for an adapter of another model of the hub than the model `source`, typed after a flag.
+    """Raise ConfigError if an adapter names a model of the hub other than `source`, the value of `flag`.
 
-    commit, revision: commits of the adapted model and of the model, "" if unknown.
+    commit: commit of the model of the adapter; revision: commit of `source`; "" if unknown.
     """
     mine, theirs = source.removeprefix(HUB), found.base.removeprefix(HUB)
     if theirs.startswith(("/", ".", "~")) or "_checkpoints/" in theirs or {mine.count("/"), theirs.count("/")} != {1}:

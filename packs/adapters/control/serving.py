@@ -65,9 +65,9 @@ class ServedAdapterFlags(VariantFlags):
 
 
 def resolve(typed: str, model: str, settings: Settings) -> Variant:
-    """Return the variant for an adapter of the model in a folder or at an address. Raises UsageError.
+    """Return the variant for an adapter in a folder or at an address. Raises UsageError if the adapter does not fit.
 
-    The shape is compared with the model; the weights with a model in a folder, and the names of models of the hub.
+    The shape must fit `model`. For a model in a folder, the weights must be equal; for a model of the hub, the name.
     """
     try:
         found, commit = read(typed, settings.store)
@@ -109,7 +109,7 @@ def check_model(found: ImportedAdapter, place: str, model: Path) -> None:
 
 
 def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -> None:
-    """Raise ConfigError for an adapter of another model than the model at an address; UsageError, StoreError."""
+    """Raise ConfigError for an adapter that does not fit the model at an address. Raises UsageError, StoreError."""
     config, _ = models.remote_config(model)
     try:
         shape = model_config(config)

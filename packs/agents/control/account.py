@@ -64,7 +64,7 @@ class Account:
         return name
 
     def free_name(self) -> str:
-        """Return the next name of a run or service, which nothing on this installation has. Raises UsageError."""
+        """Return the next unused name for a run or service on this installation. Raises UsageError."""
         with Journal.open(self.settings.state_file) as journal:
             known, served = taken.names(journal, self.settings), taken.services(journal)
         return self.allowance.run_name(taken.next_number(self.allowance, self.started.number, known, served))

@@ -43,7 +43,7 @@ def is_starting(account: Account) -> bool:
 
 @contextlib.contextmanager
 def locked(account: Account, flags: int = 0) -> Iterator[int]:
-    """Hold the lock of the starts, and yield its file descriptor. flags: LOCK_NB raises BlockingIOError if it is held.
+    """Hold the lock of the starts; yield the file descriptor. flags: with LOCK_NB, a held lock raises BlockingIOError.
 
     A process that inherits the descriptor holds the lock until the process exits, also after the end of this block.
     """

@@ -22,7 +22,7 @@ from store.untrusted_input import printable
 ANSWER_S = 900.0  # of a command that rents nothing
 GRACE_S = 120.0  # of a command that ends its machines after SIGTERM
 SHOWN = 700  # letters of an error
-ALARM = "ALARM: "  # first word of an error about any machine of the owner, after a command that has worked
+ALARM = "ALARM: "  # begins the error of a command that has worked: the end of a machine is not proven
 
 
 def log(text: str) -> None:
@@ -65,7 +65,7 @@ class InvLines:
             raise CommandFailed(_failed(command, done.returncode)) from None
         if done.returncode and isinstance(said, dict) and "error" in said:
             raise CommandFailed(printable(str(said["error"]))[:SHOWN])
-        # After its document, a command exits with this code because of any machine of the owner that is past a limit.
+        # A command that has printed the document exits with this code if any machine of the owner is past a limit.
         if done.returncode not in (0, LimitHit.exit_code):
             raise CommandFailed(_failed(command, done.returncode))
         return said

@@ -80,7 +80,7 @@ class Plans:
         if held >= limit:
             raise UsageError(
                 f"{dollars(held)} USD of spend_usd are held back for the end of {count(machines, 'machine')} at "
-                f"{offer['usd_per_hour']} USD per hour; give more, or name a cheaper gpu; call: offers"
+                f"{offer['usd_per_hour']} USD per hour; raise spend_usd, or name a cheaper gpu; call: offers"
             )
         made = StartPlan(
             plan_id=f"plan-{secrets.token_urlsafe(9)}",
@@ -123,7 +123,7 @@ def training_flags(one: Allowance, asked: PlanArguments, left: float) -> dict[st
         "profile": asked.profile,
         "source": asked.source,
         "init": asked.init,
-        # The owner's names of models stay with the owner's models, also if two allowances train the same recipe.
+        # Models get the tag of the allowance, so that no training of an agent moves a tag of the owner.
         "tag": one.budget,
         "move-tag": True,
         "with-missing": True,  # the holder has no command that makes inputs on this machine

@@ -73,7 +73,7 @@ def why(account: Account, asked: WhyArguments) -> dict[str, Any]:
     found = account.inv.json("why", {}, [account.story_of(account.own(asked.run))])
     cause = found.get("cause") or {}
     lines = [clean(str(line)) for line in (cause.get("says", ""), *found.get("lines", ())) if line]
-    # The command of the cause is a command of the owner; the lines hold words of machines and vendors.
+    # `then` is a command that only the owner can run; the lines quote logs of machines and replies of vendors.
     return {
         "cause": cause.get("name"),
         "for_the_owner": cause.get("then"),

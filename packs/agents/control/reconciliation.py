@@ -50,7 +50,7 @@ def reconcile(calls: Sequence[Mapping[str, Any]], account: Account, journal: Jou
     if ledger > counted:
         found.append(f"the ledger has {in_usd(ledger)}, and the allowance has counted {in_usd(counted)}")
     if counted > account.allowance.micro_usd:
-        found.append(f"{in_usd(counted)} were counted, and the allowance is {in_usd(account.allowance.micro_usd)}")
+        found.append(f"cost {in_usd(counted)} is above the allowance of {in_usd(account.allowance.micro_usd)}")
     unknown = [one for one in lines if one.billed_micro_usd is None and one.ended_at]
     return Reconciliation(
         machines=tuple(lines),
@@ -81,8 +81,8 @@ def money_differences(
         most = line.quoted_micro_usd + money.held_back(line.micro_usd_per_hour, 1)
         if line.billed_micro_usd is not None and line.billed_micro_usd > most:
             found.append(
-                f"{line.run}: {line.provider} bills {in_usd(line.billed_micro_usd)} for {line.pod_id}, and price and "
-                f"time give {in_usd(line.quoted_micro_usd)}"
+                f"{line.run}: {line.provider} bills {in_usd(line.billed_micro_usd)} for {line.pod_id}, more than "
+                f"price times time, {in_usd(line.quoted_micro_usd)}"
             )
     limits = {name: micro_usd(call["limit_usd"]) for name, call in starts_in(calls).items() if call.get("limit_usd")}
     found += [

@@ -19,7 +19,7 @@ from packs.agents.control.time_left import left_s, refusal
 from packs.agents.records.allowance import Allowance
 from packs.agents.records.arguments import PlanId
 
-AFTER_S = 3600.0  # from the last end of the machines to the end of an `inv` line that hangs and holds the lock
+AFTER_S = 3600.0  # after the limit of the machines: then the broker ends a hanging `inv` command with the lock
 Note = Callable[[Mapping[str, Any]], None]
 """Writes facts about a start into the receipt."""
 
@@ -52,7 +52,7 @@ def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[st
             if said.get("state") == "succeeded":
                 message = "every artifact exists; no machine was rented"
             elif same:
-                message = "the same work is at work"
+                message = "the same work is running"
             else:
                 message = "a run of the owner does this work; no machine was rented"
             return {"rented": False, "message": message, **({"same_as": same} if same else {}), "next": "status"}

@@ -1,4 +1,4 @@
-"""Names in use on this installation: a run or service of an allowance never shares a name, nor the beginning of a name.
+"""Names in use on this installation. No name of a run or service of an allowance is the beginning of a name in use.
 
 Journal -> the names in use -> the name of the next run or service of an allowance
 

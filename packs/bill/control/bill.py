@@ -108,9 +108,10 @@ def _union_s(lives: Iterable[Sequence[Span]]) -> float:
 
 
 def cost_of(pod: PodBill, scale: float) -> dict[str, float]:
-    """Return the cost of a pod by part, in micro-USD: the vendor bills from a moment on, at the rate of the pod.
+    """Return the cost of a pod by part, in micro-USD.
 
-    A smaller bill ends before the pod. A larger bill, in whole billing units, spreads evenly over the billed time.
+    Each second from `billed_from` on costs the rate of the pod, until the bill is used up. If the bill is larger than
+    rate times time, because of whole billing units, the bill spreads evenly over the time.
     """
     found: dict[str, float] = {}
     if not pod.spans or not pod.micro_usd:

@@ -3,8 +3,8 @@
     events of the journal row, lines of the pod's timeline -> PodRecords -> spans_of -> spans without gaps or overlaps
 
 The control side and the pod have separate clocks, and a user can set both. `infra.ledger` and the agent therefore
-record the clock of the boot beside the wall clock: intervals come from the first, and the place of all intervals from
-the second. A pod whose lines do not begin at the hand-over is moved as a whole.
+record the boot clock and the wall clock: the boot clock gives the lengths of intervals, and the wall clock gives the
+start. If the first line of a pod is not at the hand-over, all lines of the pod move by the same time.
 """
 
 import math
@@ -95,7 +95,7 @@ def spans_of(pod: PodRecords) -> list[Span]:
     if armed_at is not None:
         lines = _placed(pod.lines, start[-1].begin, armed_at, until)
         verdicts = [one.at for one in lines if is_verdict(one.said)]
-        if lines and lines[-1].at not in verdicts:  # the pod was lost: the vendor knows first
+        if lines and lines[-1].at not in verdicts:  # lost pod: the bill of the vendor ends earlier
             over_at = min(over_at, max(lines[-1].at, pod.billed_until))
         over_at = max([over_at, *verdicts])  # after `inv down`, steps save first
         work = [*_cut(paint(*_states(pod, lines, over_at)), start[0].begin, over_at)] if lines else []
@@ -197,9 +197,9 @@ def _closing(base: list[Span]) -> list[Span]:
 
 
 def paint(base: Iterable[Span], extra: Iterable[Span]) -> list[Span]:
-    """Return the spans of `base` with those of `extra` in front.
+    """Return the spans of `base`, with parts replaced by the spans of `extra`.
 
-    An extra span takes its length from the free time of its step up to its end, so that no second is counted twice.
+    An extra span replaces the newest time of the same step before the end of the span; no second is replaced twice.
     """
     todo, free, painted = deque(base), list[Span](), list[Span]()
     for one in sorted(extra, key=lambda span: span.end):

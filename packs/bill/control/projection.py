@@ -56,7 +56,7 @@ def parts_of_plan(plan: Plan, offer: Offer, settings: Settings, bills: Sequence[
 
 
 def earlier_bills(vendor: str, journal: Journal, settings: Settings) -> list[Bill]:
-    """Return the bills of the newest ended runs at a vendor with a boot and the sending of files."""
+    """Return bills of the newest ended runs at a vendor with one pod, and with times for BOOT and SYNC."""
     rows = [op for op in journal.ops() if op.vendor == vendor and op.state != PLANNED and not op.service]
     live = {run_rows.run_of(op) for op in rows if op.is_live}
     names = [run for run in dict.fromkeys(run_rows.run_of(op) for op in reversed(rows)) if run not in live]

@@ -182,7 +182,7 @@ def lines_of(op: Op, journal: Journal, settings: Settings, tell: Say, asks: bool
         except SlipwayError as error:
             tell(f"{op.run}: {error}")
     found = _read(home.pod, op.token)
-    # The copy on this machine may end before the work, since the user stopped to follow the run.
+    # The copy on this machine may end before the work does, if the user stopped following the run.
     if asks and op.address and not (op.is_live and found) and not any(map(is_verdict, found)):
         logs.fetch_from_store(op, settings, tell)
         found = _read(home.pod, op.token)

@@ -33,7 +33,7 @@ def read_time(text: str, now: datetime | None = None) -> datetime:
         if len(text) <= len("16:00"):
             clock = datetime.strptime(text, "%H:%M")
             found = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
-            # Without a zone until here, because tomorrow may have a different distance to UTC.
+            # Add the zone last, because the UTC offset of the next day may differ.
             return (found if found > now else found + timedelta(days=1)).astimezone()
         return datetime.fromisoformat(text).astimezone()
     except ValueError:

@@ -28,8 +28,8 @@ ENOUGH, FEWEST = 20, 3  # steps before the first decision; the least number, for
 WINDOW = 200  # newest steps that give the pace
 MARGIN = 0.02  # share of the remaining time kept free for slower steps
 MORE = 0.05  # least growth of the number of steps, relative to the remaining steps
-# Time of the last evaluation and of the publication: seconds, relative to the time of all planned steps, and for the
-# bytes of a published parameter. Uploads have the time that the guard keeps free.
+# Time kept free for the last evaluation and the publication: TAIL_S, plus the share TAIL of the time of all planned
+# steps, plus the time to write the parameters. The guard keeps more time free for uploads.
 TAIL_S, TAIL, BYTES_PER_PARAM, BYTES_PER_S = 4.0, 0.02, 6, 100e6
 MOST_TAIL = 0.1  # largest tail beside TAIL_S, relative to the time of this phase
 
@@ -105,7 +105,7 @@ class LimitEnd(ScheduleEnd):
         if not self.has_warned and steps < FEW * planned:
             self.has_warned = True
             words = f"{self.config.phase}: the limit leaves {steps:,} of {planned:,} steps, so the model will be poor"
-            emit("note", text=f"{words}; inv down ends the run", alarm=True)
+            emit("note", text=f"{words}. To end the run: inv down RUN", alarm=True)
 
 
 def boot_s() -> float:

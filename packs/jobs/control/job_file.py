@@ -270,8 +270,8 @@ def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) 
             for name in marked.intersection(file_variables.names_in({str(key): one})):
                 refused.add(
                     document.line("volumes", key),
-                    f"volumes: ${name} is a secret, and the plan shows volumes; write the value, or move the value to "
-                    "a variable of envs with a different name",
+                    f"volumes: ${name} is a secret, and the plan shows volumes; if the value is not a secret, write "
+                    "the value, or use a variable of envs with a different name",
                 )
         body["volumes"] = fill(said["volumes"], "volumes", kept=marked)
     if isinstance(said.get("file_mounts"), dict):
@@ -295,7 +295,7 @@ def _with_variables(document: YamlDocument, outside: Values, refused: Refusals) 
 
 
 def _secrets_of_address(said: Any, values: Mapping[str, str | None], marked: Collection[str]) -> list[str]:
-    """Return the secrets in the addresses of a mount that are no bucket."""
+    """Return the secrets in the addresses of a mount, without addresses of buckets."""
     if isinstance(said, str):
         address = file_variables.filled(said, {name: value or "x" for name, value in values.items()}, lambda _: None)
         is_address = "://" in address and not BUCKET.fullmatch(address)

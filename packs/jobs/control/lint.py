@@ -67,7 +67,7 @@ def lint(path: Path, provider: str = "") -> list[FileFinding]:
 
 
 def _collect_of_service(path: Path, document: YamlDocument, refused: Refusals) -> None:
-    """Collect the refusals of `serve.up`, each at the line of the key at the begin of the message."""
+    """Collect the refusals of `serve.up`, each at the line of the key with which the message begins."""
     found = Refusals(str(path))
     with found.collecting():
         made = service.load(path)
@@ -93,7 +93,7 @@ def _check_sent(made: service.Service) -> None:
 
 
 def _place(document: YamlDocument, text: str) -> strict_yaml.Place:
-    """Return the place of the keys at the begin of a message, such as `resources.memory: ...`."""
+    """Return the place of the keys at the beginning of a message, such as `resources.memory: ...`."""
     place: strict_yaml.Place = ()
     for word in re.split(r":\s|[.:\s]", text):
         if (*place, word) not in document.lines:

@@ -16,7 +16,7 @@ class Refusals:
         """File name for error messages."""
         self.found: list[FileFinding] = []
         self.hidden: dict[str, str] = {}
-        """Values of secrets, and the texts that a refusal has instead."""
+        """Replacement text, such as `$HF_TOKEN`, by value of a secret."""
 
     def add(self, line: int, text: str) -> None:
         """Collect a refusal, with the names of secrets in place of the values."""

@@ -90,7 +90,7 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
 
 
 def _refuse_folder_of_engine(task: JobTask, refused: Refusals) -> None:
-    """Collect scripts that name the folder of the job at an engine, which has the files of Slipway."""
+    """Collect scripts that name ~/sky_workdir: at an engine, this folder holds the files of Slipway."""
     for key in ("setup", "run"):
         if "sky_workdir" in QUOTED_OR_COMMENT.sub(lambda found: found[1] or "", getattr(task, key)):
             refused.add(

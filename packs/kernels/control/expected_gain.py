@@ -29,8 +29,8 @@ def mode_and_notes(
     is_remote = credentials.kind(settings.store) not in ("", "file")
     if is_remote and not is_own and not signing_key.check(settings):
         return mode, (
-            f"each start compiles all kernels: others may be able to write to {settings.store}, and {VARIABLE} is not "
-            "set. To keep compiled kernels in the store: packs/kernels/README.md",
+            f"each start compiles all kernels: without {VARIABLE}, kernels in {settings.store} cannot be trusted. "
+            f"To keep kernels: echo {VARIABLE}=$(openssl rand -hex 32) >> .env",
         )
     held = [read_about(one.about, one.num_bytes) for one in there.kept if kind_of(one.name) == KIND and not one.problem]
     by_phase = {one.phase: [kernels for kernels in held if kernels.shape == shape_of(one)] for one in phases}

@@ -43,9 +43,9 @@ class KernelStore:
         return hmac.new(self.key, f"slipway kernels, name\n{text}".encode(), hashlib.sha256).hexdigest()[:32]
 
     def find(self, judged: Callable[[Header], None]) -> dict[str, bytes]:
-        """Return the files of the newest usable bundle; {} without a bundle, or if compiling is faster.
+        """Return the files of the usable bundle with most files; {} without a bundle, or if compiling is faster.
 
-        judged: called with the verified header before the download of the archive. Raises StoreError, OSError.
+        judged: receives the verified header before the download of the archive. Raises StoreError, OSError.
         """
         place = open_place(self.uri)
         under = {path.rpartition("/")[0] for path in place.listing(FOLDER) if path.startswith(f"{FOLDER}/{self.name}-")}

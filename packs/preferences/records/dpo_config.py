@@ -62,10 +62,10 @@ class DpoConfig(PhaseConfig):
 
     @property
     def num_frozen(self) -> int:
-        """Return the number of further forward passes over an answer.
+        """Return the number of additional forward passes per row, each over one answer.
 
-        The reference reads two answers of a row; for kto, the reference reads one, and the model an answer to a
-        different question.
+        The reference reads both answers of a row. For kto, the reference reads the judged answer, and the model in
+        training reads the other answer.
         """
         return 2
 

@@ -33,7 +33,7 @@ class OpdConfig(PhaseConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.rl is not None, "the check of the phase has held that the phase has one"
+        assert self.rl is not None, "PhaseConfig refuses a phase of prompts without `rl`"
         if self.rl.loss not in LOSSES:
             raise ConfigError(f"{self.phase}.rl.loss is {self.rl.loss}; known: {', '.join(LOSSES)}")
         if named := [name for name in WITHOUT_EFFECT if getattr(self.rl, name)]:

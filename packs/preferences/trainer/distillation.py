@@ -49,7 +49,7 @@ def open_teacher(phase: PhaseRun) -> Decoder:
 
 
 def check(name: str, folder: Path, phase: PhaseRun) -> None:
-    """Raise Refused for a teacher whose ids have other meanings, or with fewer positions than the rows of the phase."""
+    """Raise Refused for a teacher with another tokenizer, or with fewer positions than `sequence_len` of the phase."""
     own = phase.tokenizer_folder
     try:
         if not (folder / vocabulary.TOKENIZER).is_file():

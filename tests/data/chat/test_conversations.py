@@ -124,7 +124,7 @@ def test_prompt_ends_at_the_start_of_the_answer(tokenizer, spell):
 )
 def test_variables_with_words_are_refused_without_a_chat_template(tokenizer, variables):
     messages = [message("user", "a"), message("assistant", "b")]
-    with pytest.raises(InputError, match=f"its chat_template_kwargs have {next(iter(variables))}"):
+    with pytest.raises(InputError, match=f"chat_template_kwargs of the row has {next(iter(variables))}"):
         chat.rendered(Dialogue(messages, variables=variables), tokenizer)
     switches = {"enable_thinking": False, "reasoning_effort": "high", "xml_tools": []}
     assert chat.rendered(Dialogue(messages, variables=switches), tokenizer)

@@ -166,7 +166,7 @@ def test_call_without_an_answer_is_no_failed_call(tmp_path, monkeypatch):
     [
         ({"run": None, "state": "succeeded"}, [], "every artifact exists; no machine was rented"),
         ({"run": "demo-9", "state": "succeeded"}, ["demo-9"], "every artifact exists; no machine was rented"),
-        ({"run": "demo-9", "state": "running"}, ["demo-9"], "the same work is at work"),
+        ({"run": "demo-9", "state": "running"}, ["demo-9"], "the same work is running"),
         ({"run": "theirs", "state": "running"}, [], "a run of the owner does this work; no machine was rented"),
     ],
 )
