@@ -58,7 +58,7 @@ def ours(name: str, length: int, is_compiled: bool, run: Callable[[Step, int, He
     from packs.adapters.trainer.lora import Lora
     from trainer.device import prepare
     from trainer.loop import accumulate
-    from trainer.model.decoder import Decoder, initialise, uninitialized_decoder
+    from trainer.model.decoder import Decoder, initialize, uninitialized_decoder
     from trainer.objectives import CrossEntropy
     from trainer.optim import Optimizer
     from trainer.recipes import PROFILES
@@ -72,13 +72,13 @@ def ours(name: str, length: int, is_compiled: bool, run: Callable[[Step, int, He
         assert isinstance(config, AdapterPhaseConfig)
         model = uninitialized_decoder(config.model, torch.bfloat16).to(torch.bfloat16).requires_grad_(False)
         model.to_empty(device="cpu")
-        initialise(model, 1)
+        initialize(model, 1)
         Lora().compress(model, config, machine.device)
         Lora().attach(model, config)
         Lora().initialize(model, config)
     else:
         model = Decoder(config.model, torch.bfloat16)
-        initialise(model, 1)
+        initialize(model, 1)
     optimizer = Optimizer(model, config.optimizer)
 
     def step(ids: Any, targets: Any) -> float:

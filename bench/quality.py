@@ -29,7 +29,7 @@ from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.recipes import PROFILES
@@ -58,7 +58,7 @@ def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) ->
     files = token_files(given.tokens, "train")
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     model = Decoder(config.model, machine.dtype(config))
-    initialise(model, config.seed)
+    initialize(model, config.seed)
     model.to(machine.device)
     optimizer, spent = Optimizer(model, config.optimizer), []
     with training_setup(model, config, machine):

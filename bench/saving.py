@@ -25,7 +25,7 @@ from trainer.checkpoints.saving import Saver
 from trainer.config import CheckpointOptions, OptimizerConfig, PhaseConfig, ScheduleConfig
 from trainer.device import prepare
 from trainer.loop import Training
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import Batch
 from trainer.objectives.source import StepSource
 from trainer.optim import Optimizer
@@ -57,7 +57,7 @@ STEPS = 8  # steps without a save, before and after each save
 def training(folder: Path) -> Training:
     machine = prepare()
     model = Decoder(MODEL, machine.dtype(CONFIG))
-    initialise(model, 1)
+    initialize(model, 1)
 
     def batch(step: int) -> Batch:
         ids = np.random.default_rng([1, step]).integers(0, MODEL.vocab_size, (CONFIG.rows, CONFIG.sequence_len + 1))

@@ -44,7 +44,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
 
     from trainer.device import prepare
     from trainer.loop import accumulate
-    from trainer.model.decoder import Decoder, initialise
+    from trainer.model.decoder import Decoder, initialize
     from trainer.objectives import CrossEntropy
     from trainer.optim import Optimizer
     from trainer.recipes import m3_medium
@@ -53,7 +53,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
     machine = prepare()
     config = changed(m3_medium().phases["base"], mode, compiled)
     model = Decoder(config.model, getattr(torch, config.dtype))
-    initialise(model, 1)
+    initialize(model, 1)
     optimizer = Optimizer(model, config.optimizer)
 
     def step(ids: Any, targets: Any) -> float:

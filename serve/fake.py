@@ -31,7 +31,7 @@ FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
 
 @dataclass(frozen=True, kw_only=True)
 class FakeScript:
-    """Behaviour of the engine; durations in seconds."""
+    """Behavior of the engine; durations in seconds."""
 
     model: str = "fake"
     words: tuple[str, ...] = ("I", " am", " fake")

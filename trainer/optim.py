@@ -47,7 +47,7 @@ def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> floa
     return warmup * (schedule.final + (1 - schedule.final) * left)
 
 
-def orthogonalise(matrices: Tensor, coefficients: Sequence[tuple[float, float, float]] = NEWTON_SCHULZ) -> Tensor:
+def orthogonalize(matrices: Tensor, coefficients: Sequence[tuple[float, float, float]] = NEWTON_SCHULZ) -> Tensor:
     """Return the approximate nearest (semi-)orthogonal matrices of a stack (N, rows, columns), by Newton-Schulz."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT.contiguous() if tall else matrices
@@ -58,23 +58,23 @@ def orthogonalise(matrices: Tensor, coefficients: Sequence[tuple[float, float, f
     return x.mT if tall else x
 
 
-def orthogonalised(stack: Tensor, muon: MuonConfig = MUON_OF_2024) -> Tensor:
-    """Return the update for a stack of whole matrices: `orthogonalise`, with the variants of `muon` for whole matrices.
+def orthogonalized(stack: Tensor, muon: MuonConfig = MUON_OF_2024) -> Tensor:
+    """Return the update for a stack of whole matrices: `orthogonalize`, with the variants of `muon` for whole matrices.
 
     On a GPU, work in place and in chunks of MUON_AT_ONCE elements to bound memory.
     """
     if not stack.is_cuda:
-        return _orthogonalised(stack, muon)
+        return _orthogonalized(stack, muon)
     for some in stack.split(max(1, MUON_AT_ONCE // max(1, stack[0].numel()))) if len(stack) else ():
-        some.copy_(_orthogonalised(some, muon))
+        some.copy_(_orthogonalized(some, muon))
     return stack
 
 
-def _orthogonalised(stack: Tensor, muon: MuonConfig) -> Tensor:
+def _orthogonalized(stack: Tensor, muon: MuonConfig) -> Tensor:
     if muon.equal_rows and len(stack):
         rows = stack.float().norm(dim=-1, keepdim=True)  # (N, rows, 1)
         stack = stack * (rows.square().mean(dim=-2, keepdim=True).sqrt() / rows.clamp(min=1e-6)).to(stack.dtype)
-    x = orthogonalise(stack, SAFE_POLAR_EXPRESS if muon.polar else NEWTON_SCHULZ)
+    x = orthogonalize(stack, SAFE_POLAR_EXPRESS if muon.polar else NEWTON_SCHULZ)
     if muon.full_norm and len(x):
         norm = x.float().norm(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
         x = x * (min(x.shape[-2:]) ** 0.5 / norm).to(x.dtype)
@@ -187,9 +187,9 @@ class Optimizer:
         torch._foreach_lerp_(mean, grads, 1 - momentum)
         stack = torch.stack(torch._foreach_lerp(grads, mean, momentum)).to(self.dtype)  # Nesterov
         if self.sharding.size == 1:
-            updates = orthogonalised(stack, self.variant).float()
+            updates = orthogonalized(stack, self.variant).float()
         else:
-            made = orthogonalised(self.sharding.gather_matrices(stack, rows), self.variant)
+            made = orthogonalized(self.sharding.gather_matrices(stack, rows), self.variant)
             updates = self.sharding.scatter_matrices(made, len(stack), stack.shape[1]).float()
         if self.variant.neurons:
             updates = self._equal_neurons(updates, group.state["neurons"])

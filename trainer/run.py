@@ -33,7 +33,7 @@ from trainer.kernels import KernelWork, RunKernels
 from trainer.loop import Training
 from trainer.model import changes, export
 from trainer.model.changes import TrainedChange
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, FsdpSharding
@@ -89,7 +89,7 @@ class PhaseRun:
         first = (
             (lambda model: self.load_weights(model, self.before))
             if self.before
-            else (lambda model: initialise(model, config.seed))
+            else (lambda model: initialize(model, config.seed))
         )
         model, self.sharding = self.placement.trained(config.model, fill or first)
         return model

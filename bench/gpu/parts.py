@@ -23,11 +23,11 @@ from trainer.config import CheckpointOptions
 from trainer.errors import Preempted
 from trainer.loop import Training, accumulate
 from trainer.model import float8
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import Batch, CrossEntropy
 from trainer.objectives.rl import PolicyLoss
 from trainer.objectives.source import StepSource
-from trainer.optim import orthogonalised
+from trainer.optim import orthogonalized
 from trainer.recipes import PROFILES
 from trainer.reporting.peak_flops import of_machine
 from trainer.speed import fast_attention, training_setup
@@ -79,7 +79,7 @@ def documents(bench: Bench) -> Seen:
     fast = bench.machine.fast if bench.machine.device.type == "cuda" else torch.float32
     for device, dtype in ((torch.device("cpu"), torch.float32), (bench.machine.device, fast)):
         model = Decoder(shape, dtype)
-        initialise(model, 1)
+        initialize(model, 1)
         torch.manual_seed(1)
         for one in model.parameters():
             one.data += 0.02 * torch.randn_like(one)
@@ -213,7 +213,7 @@ def parts(bench: Bench) -> Seen:
     stack = new(4, shape.intermediate_size, shape.hidden_size, grad=False)
     small, large = sorted(stack.shape[1:])
     yield told(
-        "Muon, four matrices", lambda: orthogonalised(stack.clone()), 4 * 5 * (4.0 * small**2 * large + 2.0 * small**3)
+        "Muon, four matrices", lambda: orthogonalized(stack.clone()), 4 * 5 * (4.0 * small**2 * large + 2.0 * small**3)
     )
 
 

@@ -185,7 +185,7 @@ def _installers() -> list[DoctorLine]:
     uv = Path(sys.prefix, "bin", "uv")
     found = str(uv) if uv.exists() else shutil.which("uv")
     venv = importlib.util.find_spec("ensurepip") is not None
-    honoured = sorted(packages.pip_settings())  # Only names: an address may contain a password.
+    honored = sorted(packages.pip_settings())  # Only names: an address may contain a password.
     return [
         DoctorLine("uv", "ok" if found else "off", found or "downloaded as a wheel on first use"),
         DoctorLine(
@@ -194,7 +194,7 @@ def _installers() -> list[DoctorLine]:
             "with ensurepip" if venv else "apt install python3-venv",
         ),
         DoctorLine(
-            "pip", "ok", f"its settings are honoured: {', '.join(honoured)}" if honoured else "nothing is configured"
+            "pip", "ok", f"its settings are honored: {', '.join(honored)}" if honored else "nothing is configured"
         ),
     ]
 

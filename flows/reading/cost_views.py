@@ -43,7 +43,7 @@ class CostView:
         return None
 
     def of_plan(self, plan: Plan, offer: Offer, settings: Settings) -> CostTable | None:
-        """Return the table of a plan on an offer, before the rent."""
+        """Return the table of a plan on an offer, before the rental."""
         return None
 
 

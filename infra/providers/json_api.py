@@ -1,6 +1,6 @@
 """A vendor's JSON API, called within a deadline; an error says whether the request may have had an effect.
 
-    read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
+    read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honored
     act           changes state: exactly one attempt
 
 Errors of `act`: after Unsent, VendorRefused or AuthError, no change was made; after Unclear (an Ambiguous), a change

@@ -1,4 +1,4 @@
-"""The SSH keys of rented pods: a pair per pod, made before the rent and found by the pod's token."""
+"""The SSH keys of rented pods: a pair per pod, made before the rental and found by the pod's token."""
 
 import functools
 import re

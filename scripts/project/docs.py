@@ -79,7 +79,7 @@ STOP = frozenset(
 # Tokens of Markdown that begin a paragraph, with the level of the token in the page.
 BEGINNINGS = {"paragraph_open": 0, "list_item_open": 1, "fence": 0, "code_block": 0}
 CODE = ("fence", "code_block")
-JOINED = 800  # letters; shorter neighbours of a section are a single paragraph
+JOINED = 800  # letters; shorter neighbors of a section are a single paragraph
 
 
 @dataclass(frozen=True)

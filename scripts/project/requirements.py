@@ -13,8 +13,8 @@ from infra.checkout import ROOT
 FILE = ROOT / "tests" / "sources" / "requirements.yaml"
 HEAD = """# Requirements
 
-Slipway grew from {number} documents: {sources}. Each behaviour in these documents has a row: the tests of the
-behaviour, the reason for a deviation, or both. Of {rows} behaviours {tested} have tests. `./inv test NODE` runs a test.
+Slipway grew from {number} documents: {sources}. Each behavior in these documents has a row: the tests of the
+behavior, the reason for a deviation, or both. Of {rows} behaviors {tested} have tests. `./inv test NODE` runs a test.
 The rows are in [requirements.yaml](../../tests/sources/requirements.yaml); `tests/sources/` checks that each test
 exists.
 """
@@ -22,10 +22,10 @@ exists.
 
 @dataclass(frozen=True)
 class Requirement:
-    """A required behaviour, with tests, a reason for a deviation, or both."""
+    """A required behavior, with tests, a reason for a deviation, or both."""
 
     id: str
-    behaviour: str
+    behavior: str
     tests: tuple[str, ...] = ()
     """Test ids `tests/FILE.py::NAME`, without parameters."""
     reason: str = ""
@@ -47,8 +47,8 @@ def page() -> str:
     tested = sum(bool(row.tests) for row in every)
     lines = [HEAD.format(number=len(found), sources=", ".join(found), rows=len(every), tested=tested)]
     for source, rows in found.items():
-        lines += [f"## {source}", "", "| id | behaviour | tests, or the reason |", "| --- | --- | --- |"]
-        lines += [f"| {row.id} | {_cell(row.behaviour)} | {_shown(row)} |" for row in rows]
+        lines += [f"## {source}", "", "| id | behavior | tests, or the reason |", "| --- | --- | --- |"]
+        lines += [f"| {row.id} | {_cell(row.behavior)} | {_shown(row)} |" for row in rows]
         lines.append("")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Money in a rehearsed market: limits of a launch, messages before the rent, and consequences."""
+"""Money in a rehearsed market: limits of a launch, messages before the rental, and consequences."""
 
 import os
 import pty

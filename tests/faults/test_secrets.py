@@ -187,5 +187,5 @@ def encodings(secret: str) -> set[bytes]:
     for lead in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             whole = encode(b"\0" * lead + raw)
-            found.add(whole[4:-4])  # neighbouring bytes do not affect these parts
+            found.add(whole[4:-4])  # neighboring bytes do not affect these parts
     return found

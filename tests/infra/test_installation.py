@@ -61,7 +61,7 @@ def test_a_configuration_copied_to_a_second_machine_is_a_new_installation(machin
 
 
 def test_copies_and_foreign_files_beside_the_configuration_have_no_effect(machines):
-    """Add files as left by programs that synchronise folders between machines."""
+    """Add files as left by programs that synchronize folders between machines."""
     with machines.open("laptop") as laptop:
         pass
     own = journal_file.installation_file(laptop.path, machines.switch_to("laptop"))

@@ -12,7 +12,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CheckpointOptions
 from trainer.device import prepare
 from trainer.loop import Training
-from trainer.model.decoder import initialise, uninitialized_decoder
+from trainer.model.decoder import initialize, uninitialized_decoder
 from trainer.objectives import Batch
 from trainer.objectives.source import StepSource
 from trainer.parallel.fsdp import WHOLE, parts_of, shard_model
@@ -35,7 +35,7 @@ def batch(step: int) -> Batch:
 
 with join_process_group() as ranks, tempfile.TemporaryDirectory() as folder:
     whole = uninitialized_decoder(config.model, machine.dtype(config), "cpu")
-    initialise(whole, 1)
+    initialize(whole, 1)
     if way == "ddp":
         model = whole.to(machine.device)
         part = shard_optimizer_state(model, ranks) if ranks.size > 1 else WHOLE

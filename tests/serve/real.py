@@ -28,7 +28,7 @@ from serve.engine.options import Tuning
 from serve.engines import ReplicaConfig, config_of
 from tests.serve.scripted_engine import ROOT
 from trainer.model import export
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.records.model_config import ModelConfig
 
 PORTS = range(18000, 19000)  # `serve.replicas.replica_pod.PORTS` are others
@@ -94,7 +94,7 @@ def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Dec
     """Return a model that has memorised one answer, with a clear margin at every token."""
     torch.manual_seed(0)
     model = Decoder(shape(kind))
-    initialise(model, seed=0)
+    initialize(model, seed=0)
     talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     ids, mask = conversations.render(talk, words)
     inputs, targets = (torch.from_numpy(one)[None] for one in conversations.targets(ids, mask))

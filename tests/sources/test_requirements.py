@@ -1,4 +1,4 @@
-"""Each behaviour promised by the source documents has existing tests, or a reason."""
+"""Each behavior promised by the source documents has existing tests, or a reason."""
 
 import ast
 import functools
@@ -31,7 +31,7 @@ def defined(path: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("source", LAST)
-def test_every_behaviour_of_a_source_has_exactly_one_row(source):
+def test_every_behavior_of_a_source_has_exactly_one_row(source):
     prefix, _, last = LAST[source].partition("-")
     assert [row.id for row in FOUND[source]] == [f"{prefix}-{number:02}" for number in range(1, int(last) + 1)]
 
@@ -44,7 +44,7 @@ def complaints(row: Requirement) -> list[str]:
     """Return the errors of a row."""
     bad = [] if row.tests or row.reason else ["it has neither tests nor a reason"]
     bad += [f"{len(row.tests)} tests"] if len(row.tests) > MOST_TESTS or len(set(row.tests)) < len(row.tests) else []
-    bad += [f"no sentence: {one}" for one in (row.behaviour, row.reason) if one and not one.endswith(".")]
+    bad += [f"no sentence: {one}" for one in (row.behavior, row.reason) if one and not one.endswith(".")]
     for test in row.tests:
         path, _, name = test.partition("::")
         marks = defined(path).get(name) if path.startswith("tests/") and (ROOT / path).is_file() else None
@@ -56,7 +56,7 @@ def complaints(row: Requirement) -> list[str]:
 
 
 @pytest.mark.slow
-def test_each_behaviour_has_existing_tests_or_a_reason():
+def test_each_behavior_has_existing_tests_or_a_reason():
     assert {row.id: bad for row in ROWS if (bad := complaints(row))} == {}
 
 
@@ -70,13 +70,13 @@ def test_each_behaviour_has_existing_tests_or_a_reason():
     ],
 )
 def test_error_in_a_row_is_detected(changes, said):
-    row = Requirement(id="X-1", behaviour="It works.", tests=ROWS[0].tests)
+    row = Requirement(id="X-1", behavior="It works.", tests=ROWS[0].tests)
     assert complaints(row) == []
     (bad,) = complaints(replace(row, **changes))
     assert bad.startswith(said)
 
 
-def test_the_page_has_a_row_for_each_behaviour_with_a_link_to_each_test():
+def test_the_page_has_a_row_for_each_behavior_with_a_link_to_each_test():
     page = requirements.page()
     for row in ROWS:
         (line,) = (one for one in page.splitlines() if one.startswith(f"| {row.id} |"))

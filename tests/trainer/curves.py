@@ -31,7 +31,7 @@ from trainer.reporting.jsonl_log import read
 
 FOLDER = Path(__file__).parents[1] / "curves"
 TOLERANCE = 1e-4  # Relative, of each loss.
-ROUNDED = 3e-3  # Of ternary models: the last bit of a number may round it to the neighbouring value.
+ROUNDED = 3e-3  # Of ternary models: the last bit of a number may round it to the neighboring value.
 STEEP = 4e-2  # Of the loss of relations, which such a rounding changes most.
 LEAST = 0.01  # The loss of rl is close to zero, with either sign.
 STEPS = 24
@@ -99,7 +99,7 @@ def on_pairs(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
 def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
     """Return the curves of the pack `bits`.
 
-    Each curve starts from a fresh conversion, and is short: when the last bit of a number rounds it to the neighbouring
+    Each curve starts from a fresh conversion, and is short: when the last bit of a number rounds it to the neighboring
     value, the losses of two CPUs are 1e-3 apart after 4 steps and 5e-2 after 12. The loss of the relations is steeper:
     1.5e-3 after one step and 1.7e-2 after two.
     """

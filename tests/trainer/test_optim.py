@@ -12,14 +12,14 @@ import torch
 from tests.trainer.conftest import TINY
 from trainer.config import MuonConfig, OptimizerConfig, ScheduleConfig
 from trainer.loop import accumulate
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import CrossEntropy
-from trainer.optim import Optimizer, learning_rate_scale, orthogonalise, orthogonalised
+from trainer.optim import Optimizer, learning_rate_scale, orthogonalize, orthogonalized
 
 
 def tiny_model() -> Decoder:
     model = Decoder(TINY)
-    initialise(model, 1)
+    initialize(model, 1)
     return model
 
 
@@ -35,9 +35,9 @@ def test_learning_rate_warms_up_stays_and_decays_to_its_end():
     assert learning_rate_scale(replace(schedule, decay=0.0), 19, 20) == 1.0
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one():
+def test_orthogonalized_matrices_have_singular_values_near_one():
     for shape in ((3, 24, 40), (2, 40, 24)):
-        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(2))))
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=torch.Generator().manual_seed(2))))
         assert float(values.min()) > 0.5
         assert float(values.max()) < 1.3
 
@@ -47,16 +47,16 @@ def test_polar_express_maps_small_singular_values_closer_to_one():
     generator = torch.Generator().manual_seed(2)
     sides = [torch.linalg.qr(torch.randn(size, size, generator=generator).double())[0] for size in (24, 40)]
     matrix = (sides[0] * small @ sides[1][:24])[None] * 3
-    plain, polar = (torch.linalg.svdvals(orthogonalised(matrix, MuonConfig(polar=one))) for one in (False, True))
+    plain, polar = (torch.linalg.svdvals(orthogonalized(matrix, MuonConfig(polar=one))) for one in (False, True))
     assert plain.min() < 0.4 < 0.6 < polar.min() and polar.max() < 1.2
 
 
 def test_rows_and_whole_updates_of_muon_get_the_asked_norms():
     stack = torch.randn(2, 8, 24, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 3, 8)[:, None]
-    plain, equal = (orthogonalised(stack, MuonConfig(polar=True, equal_rows=one)) for one in (False, True))
+    plain, equal = (orthogonalized(stack, MuonConfig(polar=True, equal_rows=one)) for one in (False, True))
     spread = [float(one.norm(dim=2).max() / one.norm(dim=2).min()) for one in (plain, equal)]
     assert spread[0] > 2 > 1.5 > spread[1]
-    full = orthogonalised(stack, MuonConfig(full_norm=True))
+    full = orthogonalized(stack, MuonConfig(full_norm=True))
     assert torch.allclose(full.norm(dim=(1, 2)), torch.full((2,), 8**0.5))
 
 
@@ -201,11 +201,11 @@ import sys
 import torch
 from tests.trainer.test_optim import gradients, tiny_model
 from trainer.config import OptimizerConfig
-from trainer.model.decoder import initialise, uninitialized_decoder
+from trainer.model.decoder import initialize, uninitialized_decoder
 from trainer.optim import Optimizer
 
 model = uninitialized_decoder(tiny_model().config, device="cpu")
-initialise(model, 1)
+initialize(model, 1)
 uninitialized_decoder(model.config)
 optimizer = Optimizer(model, OptimizerConfig(lr=0.01))
 gradients(model, 0)

@@ -34,7 +34,7 @@ from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.loop import Training
 from trainer.model import attention
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import Batch
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import StepSource
@@ -94,7 +94,7 @@ def training(folder, is_packed: bool, drawn=talk, **changes) -> Training:
         }
     )
     model = Decoder(config.model)
-    initialise(model, 1)
+    initialize(model, 1)
 
     def batch(step: int) -> Batch:
         ids, targets = drawn(step, config.rows)
@@ -243,7 +243,7 @@ def test_step_reads_numbers_from_the_device_once(tmp_path, monkeypatch, is_packe
 def test_step_waits_for_a_gpu_once(tmp_path, is_packed):
     one = training(tmp_path, is_packed)
     one.model = Decoder(one.config.model, torch.bfloat16)
-    initialise(one.model, 1)
+    initialize(one.model, 1)
     one.model.to("cuda")
     one._resume(None)
     with one._batches() as batches, warnings.catch_warnings(record=True) as told:

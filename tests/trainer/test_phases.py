@@ -166,7 +166,7 @@ def test_missing_valid_checkpoint_exits_1_and_names_the_damaged_ones(world):
 
 
 def run(world, monkeypatch, phase: str, config, making=None) -> int:
-    """Run the program in this process: the same behaviour, without the start of an interpreter."""
+    """Run the program in this process: the same behavior, without the start of an interpreter."""
     making = making or world.making(phase)
     file = world.root / f"{phase}.json"
     file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(OFTEN)}))

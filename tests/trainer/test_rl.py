@@ -1,4 +1,4 @@
-"""The phase rl as a program: the model learns the rewarded behaviour, and a killed run ends with the same bits."""
+"""The phase rl as a program: the model learns the rewarded behavior, and a killed run ends with the same bits."""
 
 import json
 import os

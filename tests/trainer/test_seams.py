@@ -26,7 +26,7 @@ from trainer.device import prepare
 from trainer.fingerprints import VERSIONS
 from trainer.memory import estimate
 from trainer.model import export
-from trainer.model.decoder import IGNORED, Decoder, initialise
+from trainer.model.decoder import IGNORED, Decoder, initialize
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.models import ModelPlacement
@@ -170,11 +170,11 @@ def test_no_random_numbers_are_drawn_for_loaded_parameters(inputs, tmp_path):
 
     config = tiny(dtype="float32")
     wanted = Decoder(config.model)
-    initialise(wanted, 3)
+    initialize(wanted, 3)
     before = torch.get_rng_state()
     placement = ModelPlacement(config, prepare(), Ranks(), "ddp")
-    made, _ = placement.trained(config.model, lambda model: initialise(model, 3))
-    frozen = placement.frozen(config.model, lambda model: initialise(model, 3))
+    made, _ = placement.trained(config.model, lambda model: initialize(model, 3))
+    frozen = placement.frozen(config.model, lambda model: initialize(model, 3))
     export.write(tmp_path / "hf", config.model, made.state_dict(), inputs[0] / "tokenizer")
     for one in (made, frozen, export.read(tmp_path / "hf"), converted(made, config.model, torch.float32)):
         assert all(torch.equal(one.state_dict()[name], value) for name, value in wanted.state_dict().items())

@@ -436,7 +436,7 @@ def uninitialized_decoder(
         return Decoder(config, compute_dtype)
 
 
-def initialise(model: Decoder, seed: int) -> None:
+def initialize(model: Decoder, seed: int) -> None:
     """Initialize the parameters from `seed`.
 
     Biases and matrices writing to the residual stream (o_proj, down_proj) are zero, gains one, embeddings normal with
@@ -455,4 +455,4 @@ def initialise(model: Decoder, seed: int) -> None:
         else:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=generator)
     for one in hooks.feature_hooks(model.config):
-        one.initialise(model, generator)
+        one.initialize(model, generator)

@@ -27,7 +27,7 @@ class StoredWeights:
 
 
 class ModelHooks:
-    """The overrides for models with one feature; None means the default behaviour."""
+    """The overrides for models with one feature; None means the default behavior."""
 
     def make_linear(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
         """Return the linear layer for a matrix inside a block, or None for the default."""
@@ -37,7 +37,7 @@ class ModelHooks:
         """Return the embedding, blocks and final norm, a `trainer.model.decoder.Trunk`, or None for the default."""
         return None
 
-    def initialise(self, model: Any, generator: torch.Generator) -> None:
+    def initialize(self, model: Any, generator: torch.Generator) -> None:
         """Initialize the parameters of the feature, after the initialization of all parameters of the decoder."""
 
     def rates(self, model: Any, config: Any) -> Mapping[str, float]:

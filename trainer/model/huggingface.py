@@ -352,7 +352,7 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def words_of_dialect(raw: Mapping[str, Any]) -> list[str]:
-    """Return the words by which a pack may recognise a config.json: architecture classes and quantization method."""
+    """Return the words by which a pack may recognize a config.json: architecture classes and quantization method."""
     said, classes = raw.get("quantization_config"), raw.get("architectures")
     found = [said.get("quant_method")] if isinstance(said, Mapping) else []
     return [one for one in [*(classes if isinstance(classes, list) else []), *found] if isinstance(one, str)]

@@ -180,7 +180,7 @@ def dial(depth: int) -> Profile:
     """Return a profile from a single number: width 64 per layer, head dimension 128, and nanochat's scaling rules.
 
     The rules set length, batch, rates and decay. nanochat's MLP has two matrices of 4 d; this MLP has three of 8/3 d,
-    as vLLM supports. nanochat's embedding is initialised with a standard deviation of 1, this embedding with 0.02, so
+    as vLLM supports. nanochat's embedding is initialized with a standard deviation of 1, this embedding with 0.02, so
     the rate is smaller by the same factor. nanochat's decay skips about half of the entries, so this decay is half.
     Source: nanochat, scaling rules of 2026: 12 tokens per parameter of the matrices, batch ~ tokens^0.383, rates ~
     batch^0.5, decay ~ batch^0.5 / tokens.

@@ -57,7 +57,7 @@ class Ternary:
     per_row: bool = False
     """True for a scale per output instead of a scale per matrix."""
     haar: bool = False
-    """True to round sums and differences of neighbouring weights, with separate scales for sums and differences. Only
+    """True to round sums and differences of neighboring weights, with separate scales for sums and differences. Only
     the project's own engine computes with such a matrix in 1.58 bits."""
 
 

@@ -21,7 +21,7 @@ class ModelFormat:
     """A format of checkpoint folders. The functions take a folder, and the file name returned by `find`."""
 
     about: str
-    """Phrase for messages: the format, and in parentheses the files by which the format is recognised."""
+    """Phrase for messages: the format, and in parentheses the files by which the format is recognized."""
     find: Callable[[Path], str]
     """Returns the name of the weights file in a folder; "" = the folder has a different format."""
     shape: Callable[[Path, str], ModelConfig]

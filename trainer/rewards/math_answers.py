@@ -1,6 +1,6 @@
 """Rewards for MATH answers: numbers, fractions and LaTeX with the same meaning as the gold answer.
 
-The gold answer is the content of the last boxes of the solution. Textually equal answers (after normalisation) and
+The gold answer is the content of the last boxes of the solution. Textually equal answers (after normalization) and
 whole numbers are compared here. math-verify compares the remaining answers in a child process with limits, because
 evaluating model output may never finish.
 """

@@ -250,7 +250,7 @@ class _Work:
 
     def advance(self, chosen: Tensor, done: Tensor) -> None:
         """Read the sampled ids; finished rows start the next answer, or become idle."""
-        finished = done.nonzero().squeeze(1)  # synchronises with the GPU, once per id
+        finished = done.nonzero().squeeze(1)  # synchronizes with the GPU, once per id
         num_done = len(finished)
         if num_done == self.num_busy and self.begun == self.number:
             self.num_busy = 0

@@ -1,7 +1,7 @@
 """Incremental reader for a growing file of JSON lines.
 
 Each read returns the records appended since the last read. A training that resumes from a checkpoint replaces the file:
-the reader then starts from the beginning, and the caller recognises new records by step.
+the reader then starts from the beginning, and the caller recognizes new records by step.
 """
 
 import os

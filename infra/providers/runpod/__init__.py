@@ -6,7 +6,7 @@ in v2: the balance and spot. The vendor accepts `terminateAfter`, but the field 
 
 Prices are in dollars per GPU-hour in the catalog, and in dollars per hour of the whole pod in `cost`; the disk bills on
 top, and it is unknown whether `cost` includes the disk. The vendor does not report the CPUs, memory or bandwidth of a
-machine before the rent, but accepts a minimum number of CPUs and a minimum memory. Source: the vendor's API document of
+machine before the rental, but accepts a minimum number of CPUs and a minimum memory. Source: the API document of
 2026-08-20, the vendor's page of `POST /v2/pods` of October 2026, and the vendor's GraphQL pages.
 """
 

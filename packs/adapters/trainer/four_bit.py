@@ -60,12 +60,12 @@ class QuantizedLinear(Linear):
         with torch.device("meta"), SkipInitialization():
             super().__init__(base.in_features, base.out_features, base.bias is not None)
         self.weight, self.bias = None, base.bias  # type: ignore[assignment]
-        for name, one in quantized(base.weight.data, device).items():
+        for name, one in quantize(base.weight.data, device).items():
             self.register_buffer(name, one)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        found: Tensor = FrozenProduct.apply(x, bias, *stored(self))
+        found: Tensor = FrozenProduct.apply(x, bias, *weight_tensors(self))
         return found
 
 
@@ -76,15 +76,15 @@ class FrozenProduct(torch.autograd.Function):
     def forward(ctx, x: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(*parts)
         ctx.inputs = x.shape[-1]
-        return F.linear(x, dense(parts, x.shape[-1], x.dtype), bias)
+        return F.linear(x, dequantize(parts, x.shape[-1], x.dtype), bias)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         parts = ctx.saved_tensors
-        return (grad @ dense(parts, ctx.inputs, grad.dtype), *[None] * (1 + len(parts)))
+        return (grad @ dequantize(parts, ctx.inputs, grad.dtype), *[None] * (1 + len(parts)))
 
 
-def quantized(weight: Tensor, device: torch.device) -> dict[str, Tensor]:
+def quantize(weight: Tensor, device: torch.device) -> dict[str, Tensor]:
     """Return a matrix in 4 bits on `device`, as named tensors; without values for a matrix on the meta device."""
     if weight.is_meta:
         blocks = -(-weight.numel() // BLOCK)
@@ -101,15 +101,15 @@ def quantized(weight: Tensor, device: torch.device) -> dict[str, Tensor]:
     return {"packed": packed.flatten(), **scales, "offset": state.offset, "levels": state.state2.code}
 
 
-def stored(layer: nn.Linear) -> tuple[Tensor, ...]:
-    """Return the tensors of the matrix of a layer, as `dense` takes them: the matrix alone, or the matrix in 4 bits."""
+def weight_tensors(layer: nn.Linear) -> tuple[Tensor, ...]:
+    """Return the tensors of the matrix of a layer, as `dequantize` takes them: alone or in 4 bits."""
     if layer.weight is not None:
         return (layer.weight,)
     return tuple(layer.get_buffer(name) for name in ("packed", "absmax", "scales", "offset", "levels"))
 
 
-def dense(parts: Sequence[Tensor], inputs: int, dtype: torch.dtype) -> Tensor:
-    """Return the matrix (outputs, inputs) of a layer in `dtype`. parts: see `stored`."""
+def dequantize(parts: Sequence[Tensor], inputs: int, dtype: torch.dtype) -> Tensor:
+    """Return the matrix (outputs, inputs) of a layer in `dtype`. parts: see `weight_tensors`."""
     if len(parts) == 1:
         return parts[0].to(dtype)
     packed, absmax, scales, offset, levels = parts
@@ -120,7 +120,7 @@ def dense(parts: Sequence[Tensor], inputs: int, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to_4_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values of a matrix after rounding to `dtype` and to 4 bits, as a phase computes with them."""
-    parts = quantized(weight.to(dtype), weight.device)
-    return dense(tuple(parts.values()), weight.shape[1], dtype)
+    parts = quantize(weight.to(dtype), weight.device)
+    return dequantize(tuple(parts.values()), weight.shape[1], dtype)

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from data.errors import ConfigError
 from packs.adapters.records.lora_config import MATRICES, AdapterConfig, AdapterPhaseConfig, adapted
 from packs.adapters.records.peft_format import CONFIG, PREFIX, WEIGHTS, listed, read_adapter, to_peft
-from packs.adapters.trainer.four_bit import FrozenProduct, QuantizedLinear, dense, library, rounded, stored
+from packs.adapters.trainer.four_bit import (
+    FrozenProduct,
+    QuantizedLinear,
+    dequantize,
+    library,
+    round_to_4_bits,
+    weight_tensors,
+)
 from store.artifacts import model_files
 from store.artifacts.model_files import CHANGED
 from store.untrusted_input import UnusableDocument, printable
@@ -41,7 +48,7 @@ class AdaptedLinear(Linear):
         for name, one in base.named_buffers():  # of a matrix in 4 bits
             self.register_buffer(name, one)
         self.scaling, self.dropout = adapter.scaling, adapter.dropout
-        device = stored(base)[0].device
+        device = weight_tensors(base)[0].device
         with SkipInitialization():
             self.lora_A = nn.Linear(base.in_features, adapter.rank, bias=False, device=device)
             self.lora_B = nn.Linear(adapter.rank, base.out_features, bias=False, device=device)
@@ -51,9 +58,9 @@ class AdaptedLinear(Linear):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.dropout and torch.is_grad_enabled():
             thin = F.linear(F.dropout(x, self.dropout), a.to(x.dtype))
-            plain: Tensor = FrozenProduct.apply(x, bias, *stored(self))
+            plain: Tensor = FrozenProduct.apply(x, bias, *weight_tensors(self))
             return plain + self.scaling * F.linear(thin, b.to(x.dtype))
-        found: Tensor = AdaptedProduct.apply(x, bias, a, b, self.scaling, *stored(self))
+        found: Tensor = AdaptedProduct.apply(x, bias, a, b, self.scaling, *weight_tensors(self))
         return found
 
 
@@ -62,9 +69,9 @@ class AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, *parts: Tensor) -> Tensor:
-        """Return the product (..., outputs) for x (..., inputs), a and b in float32. parts: W, see `stored`."""
+        """Return the product (..., outputs) for x (..., inputs), a and b in float32. parts: W, see `weight_tensors`."""
         a, b = a.to(x.dtype), b.to(x.dtype)
-        found = F.linear(x, dense(parts, x.shape[-1], x.dtype), bias)
+        found = F.linear(x, dequantize(parts, x.shape[-1], x.dtype), bias)
         thin = F.linear(x, a).flatten(0, -2)  # (tokens, rank)
         found.view(-1, found.shape[-1]).addmm_(thin, b.t(), alpha=scaling)
         ctx.save_for_backward(x, a, b, thin, *parts)
@@ -78,7 +85,7 @@ class AdaptedProduct(torch.autograd.Function):
         of_thin = (rows @ b).mul_(ctx.scaling)  # (tokens, rank)
         x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (rows @ dense(parts, x.shape[-1], x.dtype)).addmm_(of_thin, a).view_as(x)
+            x_grad = (rows @ dequantize(parts, x.shape[-1], x.dtype)).addmm_(of_thin, a).view_as(x)
         a_grad, b_grad = of_thin.t() @ x.flatten(0, -2), rows.t() @ thin
         return (x_grad, None, a_grad.float(), b_grad.float().mul_(ctx.scaling), None, *[None] * len(parts))
 
@@ -143,7 +150,7 @@ class Lora(ModelChange):
         adapter, tensors = read(folder)
         if dtype := rounding_in(folder):
             for _, layer in matrices(model):
-                layer.weight.data.copy_(rounded(layer.weight.data, dtype))
+                layer.weight.data.copy_(round_to_4_bits(layer.weight.data, dtype))
         for _, layer, a, b in pairs(model, folder, adapter, tensors):
             merged = layer.weight.float() + adapter.scaling * (b @ a).to(layer.weight.device)
             layer.weight.data.copy_(merged)
@@ -165,7 +172,7 @@ class Lora(ModelChange):
         layers = {name: one for name, one in model.named_modules() if isinstance(one, (AdaptedLinear, QuantizedLinear))}
         found = earlier or plain_decoder(model, layers)
         for name, layer in layers.items():
-            weight = dense(stored(layer), layer.in_features, model.compute_dtype).detach()
+            weight = dequantize(weight_tensors(layer), layer.in_features, model.compute_dtype).detach()
             if isinstance(layer, AdaptedLinear):
                 change = (layer.lora_B.weight.detach() @ layer.lora_A.weight.detach()).mul_(layer.scaling)
                 weight = change.add_(weight)

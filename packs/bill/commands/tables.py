@@ -13,7 +13,7 @@ from infra.records import Offer, Plan
 from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import cents, count, estimated
-from packs.bill.control.bill import Bill, together
+from packs.bill.control.bill import Bill, add_bills
 from packs.bill.control.flags import COMPARISONS, BillFlags
 from packs.bill.control.pod_time import PARTS, STEPS
 from packs.bill.control.projection import ExpectedPart, earlier_bills, parts_of_plan
@@ -130,10 +130,10 @@ def overhead_of(bill: Bill) -> str:
     """Return the overhead of a run in words."""
     pods, steps = count(bill.pods, "pod"), bill.micro_usd.get(STEPS, 0)
     open_end = "" if bill.is_over else "; the run is not over"
-    if bill.tax is None:
+    if bill.overhead is None:
         return f"no training step has run on {pods}{open_end}"
     paid = f", {_usd(bill.cost, bill)} USD for {_usd(steps, bill)} USD of steps" if bill.cost else ""
-    return f"each second of training steps took {bill.tax:.2f} seconds on {pods}{paid}{open_end}"
+    return f"each second of training steps took {bill.overhead:.2f} seconds on {pods}{paid}{open_end}"
 
 
 def _usd(micro_usd: int, bill: Bill) -> str:
@@ -157,7 +157,7 @@ def document_of(bill: Bill) -> dict[str, Any]:
         "total_s": round(bill.total_s, 3),
         "total_usd": render.usd(bill.cost),
         "wall_s": round(bill.wall_s, 3),
-        "overhead": None if bill.tax is None else round(bill.tax, 4),
+        "overhead": None if bill.overhead is None else round(bill.overhead, 4),
         "is_over": bill.is_over,
     }
 
@@ -168,16 +168,18 @@ def compared(by: str, bills: Sequence[Bill]) -> CostTable:
     for one in bills:
         names: Mapping[str, Sequence[str]] = {"runs": (one.run,), "vendors": one.vendors, "hosts": one.hosts}
         groups.setdefault(" + ".join(names[by]), []).append(one)
-    sums = sorted((together(name, each) for name, each in groups.items()), key=lambda one: one.tax or float("inf"))
+    sums = sorted(
+        (add_bills(name, each) for name, each in groups.items()), key=lambda one: one.overhead or float("inf")
+    )
     rows: list[tuple[str, ...]] = [(by.removesuffix("s"), "runs", "time", "USD", "overhead", "largest other parts")]
     for one in sums:
         others = sorted(
             (part for part in PARTS if part != STEPS and one.seconds.get(part)), key=lambda part: one.seconds[part]
         )
         largest = ", ".join(f"{part} {100 * one.seconds[part] / one.total_s:.0f} %" for part in others[::-1][:LARGEST])
-        tax = "no steps" if one.tax is None else f"{one.tax:.2f}"
+        overhead = "no steps" if one.overhead is None else f"{one.overhead:.2f}"
         time = render.duration(one.total_s)
-        rows.append((one.run, str(len(groups[one.run])), time, cents(one.cost), tax, largest))
+        rows.append((one.run, str(len(groups[one.run])), time, cents(one.cost), overhead, largest))
     text = columns(rows, least=(1, 3)) if bills else "no run has used a machine yet"
     more = "\noverhead: seconds in all for each second of training steps" if bills else ""
     return CostTable(text=text + more, document={by: [document_of(one) for one in sums]})

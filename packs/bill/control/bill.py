@@ -56,7 +56,7 @@ class Bill:
         return sum(self.micro_usd.values())
 
     @property
-    def tax(self) -> float | None:
+    def overhead(self) -> float | None:
         """Return the whole time divided by the time of the steps; None without steps."""
         steps_s = self.seconds.get(STEPS, 0.0)
         return self.total_s / steps_s if steps_s else None
@@ -92,7 +92,7 @@ def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool
         hosts=tuple(sorted({pod.host for pod in real or pods})),
         pods=len(real),
         seconds={part: one * scale for part, one in seconds.items() if one},
-        micro_usd=whole(costs, sum(pod.micro_usd for pod in pods if pod.spans)),
+        micro_usd=round_to_sum(costs, sum(pod.micro_usd for pod in pods if pod.spans)),
         wall_s=wall_s * scale,
         is_over=is_over,
     )
@@ -128,7 +128,7 @@ def cost_of(pod: PodBill, scale: float) -> dict[str, float]:
     return found
 
 
-def whole(costs: Mapping[str, float], total: int) -> dict[str, int]:
+def round_to_sum(costs: Mapping[str, float], total: int) -> dict[str, int]:
     """Return the costs as whole micro-USD with exactly this sum: the largest fractions are rounded up."""
     found = {part: int(one) for part, one in costs.items() if one}
     by_fraction = sorted(found, key=lambda part: found[part] - costs[part])
@@ -137,7 +137,7 @@ def whole(costs: Mapping[str, float], total: int) -> dict[str, int]:
     return found
 
 
-def together(name: str, bills: Sequence[Bill]) -> Bill:
+def add_bills(name: str, bills: Sequence[Bill]) -> Bill:
     """Return several bills as one."""
     return Bill(
         run=name,

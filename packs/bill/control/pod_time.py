@@ -98,7 +98,7 @@ def spans_of(pod: PodRecords) -> list[Span]:
         if lines and lines[-1].at not in verdicts:  # lost pod: the bill of the vendor ends earlier
             over_at = min(over_at, max(lines[-1].at, pod.billed_until))
         over_at = max([over_at, *verdicts])  # after `inv down`, steps save first
-        work = [*_cut(paint(*_states(pod, lines, over_at)), start[0].begin, over_at)] if lines else []
+        work = [*_cut(overlay(*_states(pod, lines, over_at)), start[0].begin, over_at)] if lines else []
         if not work:  # the agent starts within some seconds, and the pod may have been lost before the first copy
             started_at = min(over_at, armed_at + LATEST_START_S)
             rest = SYNC if lines else IDLE if pod.is_held else UNEXPLAINED
@@ -196,7 +196,7 @@ def _closing(base: list[Span]) -> list[Span]:
     return base[:at] + [replace(one, part=UPLOAD) for one in base[at:]]
 
 
-def paint(base: Iterable[Span], extra: Iterable[Span]) -> list[Span]:
+def overlay(base: Iterable[Span], extra: Iterable[Span]) -> list[Span]:
     """Return the spans of `base`, with parts replaced by the spans of `extra`.
 
     An extra span replaces the newest time of the same step before the end of the span; no second is replaced twice.

@@ -1,4 +1,4 @@
-"""The expected parts of the time and the cost of a plan on a rented machine, before the rent.
+"""The expected parts of the time and the cost of a plan on a rented machine, before the rental.
 
     plan, offer, bills of earlier runs -> parts_of_plan -> a row per part; the rows add up to the forecast of the plan
 
@@ -31,7 +31,7 @@ class ExpectedPart:
     """An expected part of the time of a run. Seconds are on the clock of the vendor."""
 
     part: str
-    """A part of a bill; "" for all parts of START together."""
+    """A part of a bill; "" for the sum of all parts of START."""
     step: str
     """The step of a training, else ""."""
     seconds: float

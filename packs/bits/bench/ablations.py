@@ -37,7 +37,7 @@ from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import CrossEntropy, Objective
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.plan import profile_named
@@ -114,7 +114,7 @@ class Bench:
     def base(self) -> Decoder:
         config = self.phases["base"]
         model = Decoder(config.model, self.machine.dtype(config))
-        initialise(model, self.seed)
+        initialize(model, self.seed)
         self.train(config, model, CrossEntropy())
         return model
 

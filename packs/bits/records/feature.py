@@ -29,7 +29,7 @@ class TernaryFeature(ModelFeature):
             raise ConfigError("a ternary model must have gated MLPs, and neither biases nor a norm after the embedding")
         if config.ternary and config.ternary.haar and (config.hidden_size % 2 or config.intermediate_size % 2):
             sides = f"hidden_size {config.hidden_size} and intermediate_size {config.intermediate_size}"
-            raise ConfigError(f"ternary.haar pairs neighbouring columns; {sides} must both be even")
+            raise ConfigError(f"ternary.haar pairs neighboring columns; {sides} must both be even")
 
     def copy_feature(self, config: ModelConfig, other: ModelConfig) -> ModelConfig:
         """Return `config` with the ternary settings of `other`."""

@@ -26,7 +26,7 @@ def layer_distance(
 ) -> Tensor:
     """Return the weighted distance of unit-length layer outputs (N, d), summed over the tokens in `counted`.
 
-    counted: (M,), indices of the counted tokens. Indices avoid the device synchronisation that a boolean mask needs.
+    counted: (M,), indices of the counted tokens. Indices avoid the device synchronization that a boolean mask needs.
 
     The distance of a token in a layer is the mean squared difference over d, at most 4 / d.
     """

@@ -59,7 +59,7 @@ def masters(symbols: Tensor, scale: float) -> Tensor:
 
 
 def haar(x: Tensor) -> Tensor:
-    """Return the sums, then the differences, of neighbours along the last (even) dimension, divided by sqrt(2).
+    """Return the sums, then the differences, of neighbors along the last (even) dimension, divided by sqrt(2).
 
     The transform is orthonormal: lengths and dot products of vectors are preserved.
     """

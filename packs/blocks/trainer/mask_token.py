@@ -1,4 +1,4 @@
-"""Initialisation of the mask token in a model that was trained without a mask token.
+"""Initialization of the mask token in a model that was trained without a mask token.
 
 The embedding row of the mask, and of all unused ids behind it, is the mean of the rows in use, and so has no particular
 meaning. `DlmConfig.with_vocabulary` defines the shape of the model.

@@ -109,7 +109,7 @@ class BlockDiffusion:
         hidden = model.hidden(one.ids, at=model.positions(one.index, mask)).flatten(0, 1)
         targets = one.targets.flatten()
         # Each target of the batch occurs exactly once in the sequence. The number of targets is therefore known without
-        # a device synchronisation.
+        # a device synchronization.
         counted = (targets == IGNORED).byte().argsort(stable=True)[: len(target_indices(batch))]
         hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}

@@ -18,7 +18,7 @@ from infra.errors import UsageError
 from infra.records import Plan
 from infra.selection.preflight import amount_of
 from infra.units import about
-from packs.deadline.records.words import FEW, LIMIT, VARIABLE
+from packs.deadline.records.job_variables import FEW, LIMIT, VARIABLE
 from trainer.config import PhaseConfig
 from trainer.plan.estimates import operations
 

@@ -10,15 +10,14 @@ import contextlib
 import json
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.events import emit
-from packs.deadline.records.words import FEW, VARIABLE
+from data.events import boot_clock_s, emit
+from packs.deadline.records.job_variables import FEW, VARIABLE
 from trainer.config import PhaseConfig, ScheduleConfig
 from trainer.schedule_end import ScheduleEnd
 
@@ -65,11 +64,11 @@ class LimitEnd(ScheduleEnd):
         self.rest: tuple[float, float, int] = later.get(config.phase, (0.0, 0.0, 0))
         self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self.end_at: float | None = None
-        self.began = boot_s()
+        self.began = boot_clock_s()
         self.has_warned = False
 
     def num_steps(self, step: int, steps: int) -> int:
-        return self.at(step, steps, boot_s())
+        return self.at(step, steps, boot_clock_s())
 
     def at(self, step: int, steps: int, now: float) -> int:
         """Return the number of steps after `step` of `steps`, at `now`, seconds of the boot clock."""
@@ -106,11 +105,6 @@ class LimitEnd(ScheduleEnd):
             self.has_warned = True
             words = f"{self.config.phase}: the limit leaves {steps:,} of {planned:,} steps, so the model will be poor"
             emit("note", text=f"{words}. To end the run: inv down RUN", alarm=True)
-
-
-def boot_s() -> float:
-    """Return the boot clock in seconds, as in the report of the guard; macOS has only the monotonic clock."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def decay_begin(schedule: ScheduleConfig, steps: int) -> float:

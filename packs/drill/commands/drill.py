@@ -163,7 +163,7 @@ def leave(report: DrillReport) -> None:
     """Exit with code 5 for a broken promise, or with code 1 if the drill could not test every clause."""
     if broken := report.clauses_in_state(BROKEN):
         raise Exit(
-            f"inv drill: {report.vendor} differs from the behaviour that Slipway relies on: {', '.join(broken)}", code=5
+            f"inv drill: {report.vendor} differs from the behavior that Slipway relies on: {', '.join(broken)}", code=5
         )
     if missed := report.clauses_in_state(UNREACHED):
         raise Exit(f"inv drill: these promises could not be tested: {', '.join(missed)}; run the drill again", code=1)

@@ -8,7 +8,7 @@ from infra.settings import Settings
 from infra.units import size
 from packs.kernels.control import signing_key
 from packs.kernels.control.signing_key import VARIABLE
-from packs.kernels.records.words import COLD, KIND, MODE, OWN, RENTED
+from packs.kernels.records.job_variables import COLD, KIND, MODE, OWN, RENTED
 from packs.kernels.records.work_shape import KeptKernels, read_about, shape_of
 from store import credentials
 from store.manifest import kind_of

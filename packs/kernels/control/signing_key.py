@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.errors import UsageError
 from infra.settings import LEAST_KEY, PackSettings, Settings, row
-from packs.kernels.records.words import JOB_KEY
+from packs.kernels.records.job_variables import JOB_KEY
 
 VARIABLE = "SLIPWAY_KERNELS_KEY"
 

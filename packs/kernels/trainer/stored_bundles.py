@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packs.kernels.records.words import KIND
+from packs.kernels.records.job_variables import KIND
 from packs.kernels.trainer.bundle import HEADER_BYTES, Header, UnusableBundle, open_header, seal, unseal
 from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, open_place

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data.events import emit
-from packs.kernels.records.words import COLD, MODE
+from packs.kernels.records.job_variables import COLD, MODE
 from packs.kernels.records.work_shape import shape_of
 from packs.kernels.trainer import machine_facts
 from packs.kernels.trainer.bundle import Header, UnusableBundle, read_files, write_files

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from packs.kernels.records.words import JOB_KEY, OWN
+from packs.kernels.records.job_variables import JOB_KEY, OWN
 from store import credentials, local_files
 
 # File systems of a single machine that keep owner and mode. Others, such as NFS and FAT, may report wrong owners.

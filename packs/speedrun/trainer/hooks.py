@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from packs.speedrun.trainer.trunk import PathTrunk, cached_layers
+from packs.speedrun.trainer.trunk import NanochatTrunk, cached_layers
 from trainer.model.hooks import ModelHooks
 from trainer.records.model_config import ModelConfig
 
@@ -28,7 +28,7 @@ class NanochatHooks(ModelHooks):
     """Hooks of the feature `nanochat`; see `ModelConfig.nanochat`."""
 
     def make_trunk(self, config: ModelConfig) -> nn.Module:
-        return PathTrunk(config)
+        return NanochatTrunk(config)
 
     def cached_layers(self, config: ModelConfig) -> int:
         return cached_layers(config)
@@ -45,7 +45,7 @@ class NanochatHooks(ModelHooks):
         return found
 
     @torch.no_grad()
-    def initialise(self, model: Any, generator: torch.Generator) -> None:
+    def initialize(self, model: Any, generator: torch.Generator) -> None:
         """Initialize a decoder as nanochat does: the source is `GPT.init_weights` of July 2026."""
         width = model.config.hidden_size
         for name, one in model.named_parameters():

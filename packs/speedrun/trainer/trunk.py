@@ -23,7 +23,7 @@ GATE = 3.0  # maximum weight of a value embedding
 
 
 @dataclass(frozen=True)
-class PathPositions(Positions):
+class NanochatPositions(Positions):
     """Positions of a layer, with the value embeddings of the tokens."""
 
     values: Tensor | None = None  # (B, T, KV, D)
@@ -39,7 +39,7 @@ class Pass:
     middle: Tensor | None = None  # (B, T, d), output of the middle layer
 
 
-class PathAttention(Attention):
+class NanochatAttention(Attention):
     """Attention with a gated embedding of the token added to the values."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -51,19 +51,19 @@ class PathAttention(Attention):
     def project_qkv(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project_qkv(x, at)
         if self.channels:
-            assert isinstance(at, PathPositions) and at.values is not None
+            assert isinstance(at, NanochatPositions) and at.values is not None
             gate = GATE * torch.sigmoid(self.value_gate(x[..., : self.channels]))  # (B, T, KV)
             v = v + (gate.unsqueeze(-1) * at.values).transpose(1, 2)
         return q, k, v
 
 
-class PathBlock(Block):
+class NanochatBlock(Block):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config)
-        self.self_attn = PathAttention(config, layer)
+        self.self_attn = NanochatAttention(config, layer)
 
 
-class PathTrunk(Trunk):
+class NanochatTrunk(Trunk):
     """The trunk of models with the feature `nanochat`; see `ModelConfig.nanochat`."""
 
     is_own_attention = True
@@ -85,7 +85,7 @@ class PathTrunk(Trunk):
             self.value_embeds = nn.ModuleDict({str(layer): nn.Embedding(config.vocab_size, values) for layer in layers})
 
     def make_block(self, config: ModelConfig, layer: int) -> Block:
-        return PathBlock(config, layer)
+        return NanochatBlock(config, layer)
 
     def begin(
         self, ids: Tensor, at: Positions, cache: KvCache | None, documents: Tensor | None, dtype: torch.dtype
@@ -109,7 +109,7 @@ class PathTrunk(Trunk):
             return x, here
         size = (*state.ids.shape, self.config.num_key_value_heads, self.config.head_dim)
         values = self.value_embeds[str(layer)](state.ids).to(x.dtype).view(size)
-        return x, PathPositions(here.cos, here.sin, here.mask, here.is_causal, values)
+        return x, NanochatPositions(here.cos, here.sin, here.mask, here.is_causal, values)
 
     def finish(self, x: Tensor, state: Pass) -> Tensor:
         if self.parts.backout:

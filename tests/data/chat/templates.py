@@ -1,6 +1,6 @@
 """Chat templates in the style of public models, written for these tests, and a tokenizer with their tokens.
 
-Each template has the known behaviour of its namesake: stripped text, the place of tools, refusals.
+Each template has the known behavior of its namesake: stripped text, the place of tools, refusals.
 """
 
 import json

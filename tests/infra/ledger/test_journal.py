@@ -407,7 +407,7 @@ def test_a_path_that_is_no_file_is_refused_unchanged(environ, tmp_path, make):
     assert not (tmp_path / "place.lock").exists()
 
 
-def test_a_network_file_system_is_recognised_by_the_longest_mount(tmp_path):
+def test_a_network_file_system_is_recognized_by_the_longest_mount(tmp_path):
     mounts = (
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
         "40 22 0:40 / /home rw,relatime shared:9 - nfs4 server:/home rw\n"

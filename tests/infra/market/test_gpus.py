@@ -77,7 +77,7 @@ def test_a_training_by_default_uses_nvidia_gpus_of_known_speed(name, is_one, mem
     assert gpus.memory_bytes(name) == memory_gb * 10**9
 
 
-def test_an_unlisted_name_is_recognised_by_its_letters():
+def test_an_unlisted_name_is_recognized_by_its_letters():
     assert same_gpu("A100-80GB", "nvidia_a100_80gb_pcie") and same_gpu("GB10", "NVIDIA GB10")
     assert not same_gpu("A100", "nvidia_a100_mig 1g.10gb") and not same_gpu("A100", "")
 

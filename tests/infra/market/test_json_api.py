@@ -53,7 +53,7 @@ def test_a_read_gives_up_after_five_attempts_and_reports_the_failures(stand):
     assert stand.times("GET /thing") == 5
 
 
-def test_retry_after_is_honoured_up_to_the_deadline(stand):
+def test_retry_after_is_honored_up_to_the_deadline(stand):
     stand.on("GET /thing", Answer(429, headers={"Retry-After": "7"}), THING)
     asking = api(stand)
     asking.read("/thing", Thing)

@@ -115,7 +115,7 @@ def test_an_offer_is_a_type_in_an_available_region_with_a_price_in_micro_usd(sha
     assert offer.nvlink is False and offer.upload_mbps is None and offer.seen_at
 
 
-def test_part_of_an_sxm_board_is_recognised_by_the_type_name(stand, shadeform):
+def test_part_of_an_sxm_board_is_recognized_by_the_type_name(stand, shadeform):
     sxm = {
         **TYPE,
         "shade_instance_type": "A100_sxm4_80G",

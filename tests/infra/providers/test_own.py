@@ -1,4 +1,4 @@
-"""The provider of an extension: for any behaviour of the code, only our records and errors come out."""
+"""The provider of an extension: for any behavior of the code, only our records and errors come out."""
 
 import dataclasses
 import time

@@ -77,7 +77,7 @@ def test_a_journal_in_a_folder_of_a_job_is_not_sent(root):
     assert shipment.measure(root, STATE).files == 0
 
 
-def test_every_companion_file_of_a_journal_is_recognised():
+def test_every_companion_file_of_a_journal_is_recognized():
     written = re.compile(r"with_name\(f\"\{[a-z_.]*(?:state_file|journal)[a-z_().]*\.(?:stem|name)\}([-.][a-z]+)")
     texts = [
         path.read_text() for folder in ("infra", "flows", "scripts", "serve") for path in (ROOT / folder).rglob("*.py")

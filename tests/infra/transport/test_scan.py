@@ -118,7 +118,7 @@ def test_the_reason_names_the_variable_and_never_the_value(root):
     assert refused(root) == {"notes.md": "holds the value of LIUM_API_KEY"}
 
 
-def test_keys_of_the_dotenv_file_are_recognised_except_short_values(tmp_path):
+def test_keys_of_the_dotenv_file_are_recognized_except_short_values(tmp_path):
     lines = ["DB_PASSWORD=correct-horse-battery", "RUNPOD_API_KEY=k", "SLIPWAY_PROFILE=a-long-profile"]
     lines.append("SLIPWAY_HOOK_TEAM=slack https://hooks.example/T0/abcdef")
     (tmp_path / ".env").write_text("\n".join(lines))
@@ -136,7 +136,7 @@ def test_keys_of_the_dotenv_file_are_recognised_except_short_values(tmp_path):
     assert "correct" not in repr(contents.keys_of_installation(tmp_path, {}))
 
 
-def test_the_private_key_of_a_service_account_is_recognised_by_a_line(tmp_path):
+def test_the_private_key_of_a_service_account_is_recognized_by_a_line(tmp_path):
     (tmp_path / "account.json").write_text(ACCOUNT)
     keys = contents.keys_of_installation(tmp_path, {"GOOGLE_CREDENTIALS": str(tmp_path / "account.json")})
     assert [value for _, value in needles(keys).plain] == [BODY.encode()]

@@ -44,7 +44,7 @@ def real(test):
     return pytest.mark.nightly(pytest.mark.process(test))
 
 
-def rounded(model: Decoder, config: AdapterPhaseConfig, std: float = 0.0) -> Decoder:
+def round_to_4_bits(model: Decoder, config: AdapterPhaseConfig, std: float = 0.0) -> Decoder:
     """Return a model in 4 bits with an adapter, with B drawn from `std`."""
     Lora().compress(model.requires_grad_(False), config, CPU)
     return attached(model, config, std)
@@ -89,7 +89,7 @@ def test_failed_environment_is_an_error_in_words(monkeypatch):
 def test_layer_in_4_bits_computes_with_the_rounded_matrix(dtype):
     torch.manual_seed(3)
     base = Linear(192, 96, bias=True).to(dtype).requires_grad_(False)
-    layer, weight = four_bit.QuantizedLinear(base, CPU), four_bit.rounded(base.weight.data, dtype)
+    layer, weight = four_bit.QuantizedLinear(base, CPU), four_bit.round_to_4_bits(base.weight.data, dtype)
     x = torch.randn(2, 5, 192, dtype=dtype, requires_grad=True)
     same = x.detach().clone().requires_grad_()
     found, wanted = layer(x), torch.nn.functional.linear(same, weight, base.bias)
@@ -108,7 +108,7 @@ def test_layer_in_4_bits_computes_with_the_rounded_matrix(dtype):
 @pytest.mark.parametrize("shape", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 def test_losses_of_20_steps_equal_losses_of_peft_on_the_same_model_in_4_bits(tmp_path, peft: ModuleType, shape):
     config = adapted(model=shape, sequence_len=64, adapter=QLORA)
-    ours = rounded(random_model(shape), config)
+    ours = round_to_4_bits(random_model(shape), config)
     Lora().write(tmp_path, ours, config, OTHER)
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -150,7 +150,7 @@ def test_merged_model_equals_the_rounded_model_with_the_adapter(tmp_path, dtype)
     config = adapted(model=QWEN3, sequence_len=64, adapter={**QLORA, "targets": ("q_proj", "down_proj")})
     apart = random_model(QWEN3)
     apart.compute_dtype = dtype
-    apart = rounded(apart.to(dtype), config, std=0.02)
+    apart = round_to_4_bits(apart.to(dtype), config, std=0.02)
     of = replace(OTHER, rounding=Lora().rounding(config, dtype))
     Lora().write(tmp_path, apart, config, of)
     changes.write_changed(tmp_path, of)
@@ -186,7 +186,7 @@ def test_qlora_is_trained_resumed_bit_for_bit_continued_and_merged(world, monkey
     assert first < 1.1 * last  # the phase sft has continued the adapter of mid
     whole = export.read(world.store / "base_checkpoints/tiny/hf")
     rounds = getattr(torch, about.rounding)
-    wanted = four_bit.rounded(whole.model.layers[0].mlp.up_proj.weight.data, rounds).float()
+    wanted = four_bit.round_to_4_bits(whole.model.layers[0].mlp.up_proj.weight.data, rounds).float()
     learnt = open_final(mid).tensors("model")
     b, a = (learnt[f"model.layers.0.mlp.up_proj.lora_{one}.weight"] for one in "BA")
     Lora().apply(whole, mid / "hf")

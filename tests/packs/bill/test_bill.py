@@ -14,7 +14,7 @@ from infra.runs.run_home import RunHome
 from infra.settings import Settings
 from packs.bill.commands import tables
 from packs.bill.control import sources
-from packs.bill.control.bill import Bill, PodBill, bill_of, cost_of, together
+from packs.bill.control.bill import Bill, PodBill, add_bills, bill_of, cost_of
 from packs.bill.control.flags import BillFlags
 from packs.bill.control.pod_time import (
     PARTS,
@@ -22,7 +22,7 @@ from packs.bill.control.pod_time import (
     PodRecords,
     Span,
     of_first_node,
-    paint,
+    overlay,
     read_lines,
     spans_of,
 )
@@ -240,7 +240,7 @@ def test_painted_spans_cover_the_same_time_once(lengths, extra):
     for length, part in lengths:
         base.append(Span(at, at + length, part, "sft"))
         at += length
-    found = paint(base, [Span(end - took, end, "saves", "sft") for end, took in extra])
+    found = overlay(base, [Span(end - took, end, "saves", "sft") for end, took in extra])
     assert sum(one.seconds for one in found) == pytest.approx(at)
     assert all(a.end == pytest.approx(b.begin) for a, b in zip(found, found[1:], strict=False))
 
@@ -320,7 +320,7 @@ def test_comparison_lists_the_least_overhead_first():
     slow = Bill(**{**vars(BILL), "run": "slow", "vendors": ("runpod",), "seconds": {"boot": 500.0, "steps": 100.0}})
     found = tables.compared("vendors", [slow, BILL, BILL])
     assert [row.split()[0] for row in found.text.splitlines()[1:3]] == ["lium", "runpod"]
-    assert found.document["vendors"][0]["total_s"] == together("lium", [BILL, BILL]).total_s == 400
+    assert found.document["vendors"][0]["total_s"] == add_bills("lium", [BILL, BILL]).total_s == 400
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def rounded(model: nn.Module, divides: bool) -> dict[str, Tensor]:
 
 def same(found: Tensor, wanted: Tensor) -> None:
     apart = (found - wanted).abs()
-    # The last bit may round an activation to the neighbouring value.
+    # The last bit may round an activation to the neighboring value.
     assert apart.median() < 1e-4 * wanted.std() and apart.max() < 0.05 * wanted.std(), (apart.median(), apart.max())
 
 

@@ -12,7 +12,7 @@ from packs.bits.trainer.objective import Bits
 from tests.faults.lives import Tell
 from tests.trainer.parallel.test_fsdp import ODD, config, training
 from tests.trainer.parallel.together import together
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.parallel.fsdp import parts_of, shard_model
 from trainer.parallel.process_group import Ranks
 from trainer.records.model_config import Ternary
@@ -29,7 +29,7 @@ FAR = 0.1  # Of later steps: gradients are summed in a different order, and the 
 def teacher(ranks: Ranks, parallel: str) -> Decoder:
     """Return a teacher made like `PhaseRun.load_frozen_model`."""
     model = whole = Decoder(ODD)
-    initialise(whole, 3)
+    initialize(whole, 3)
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):
             model = Decoder(ODD).eval().requires_grad_(False)

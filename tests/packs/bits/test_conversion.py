@@ -7,14 +7,14 @@ import torch
 
 from packs.bits.trainer.conversion import converted, read_sizes
 from tests.trainer.conftest import TINY
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 
 
 @pytest.fixture
 def scaled_model():
     """Return a model with non-zero layers of varied scale."""
     model = Decoder(TINY)
-    initialise(model, 3)
+    initialize(model, 3)
     with torch.no_grad():
         for name, one in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):

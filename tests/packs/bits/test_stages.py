@@ -20,7 +20,7 @@ from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
 from trainer.errors import Refused
 from trainer.model import export
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives.passes import passes
 from trainer.records.model_config import Ternary
 
@@ -151,7 +151,7 @@ def test_values_that_change_per_step_cause_no_recompilation():
     """Blocks with captured activations, too: all layers and all steps share one graph."""
     bits = replace(LAYERWISE, warmup_steps=4, saliency=0.2, layer_weights="uniform")
     model, teacher = Decoder(STUDENT), Decoder(PLAIN).requires_grad_(False)
-    initialise(model, 1)
+    initialize(model, 1)
     objective, losses = Bits(bits, model, teacher), []
     batch = {"ids": torch.arange(64).reshape(2, 32), "targets": torch.arange(1, 65).reshape(2, 32)}
     torch._dynamo.reset()
@@ -169,7 +169,7 @@ def test_values_that_change_per_step_cause_no_recompilation():
 
 def test_largest_columns_stay_exempt_until_their_share_is_zero():
     model = Decoder(STUDENT)
-    initialise(model, 1)
+    initialize(model, 1)
     objective = Bits(BitsConfig(saliency=0.25, saliency_warmup=2), model)
     name, matrix = next(iter(objective.matrices.items()))
     matrix.weight.data[3, 5] = 10
@@ -187,7 +187,7 @@ def test_largest_columns_stay_exempt_until_their_share_is_zero():
 def test_foreign_model_keeps_its_weights(inputs, tmp_path):
     """`--init` loads a folder without rounding into the ternary architecture."""
     plain = Decoder(PLAIN)
-    initialise(plain, 2)
+    initialize(plain, 2)
     export.write(tmp_path / "hf", PLAIN, plain.state_dict(), inputs[0] / "tokenizer")
     assert export.read_config(tmp_path / "hf") == PLAIN
     student = Decoder(replace(PLAIN, ternary=Ternary()))

@@ -145,7 +145,7 @@ def test_transformers_gives_the_same_logits_for_master_weights(config, inputs, t
     theirs.model.rotary_emb.__init__(theirs.config)  # The buffers were on no device.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         apart = (theirs.eval()(IDS).logits - model(IDS)).abs()
-    # The last bit may round an activation to the neighbouring value.
+    # The last bit may round an activation to the neighboring value.
     assert apart.median() < 1e-5 and apart.max() < 0.05
     again = export.read(tmp_path / "hf").eval()
     assert again.config == config

@@ -18,7 +18,7 @@ from infra.records import Request
 from infra.settings import Settings
 from packs.deadline.control.finish import ending_at_limit, read_time
 from packs.deadline.control.flags import FinishFlags, with_limits
-from packs.deadline.records.words import LIMIT, VARIABLE
+from packs.deadline.records.job_variables import LIMIT, VARIABLE
 from tests.trainer.conftest import tiny
 from tests.world import ROOT
 

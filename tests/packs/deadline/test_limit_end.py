@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.limits import leads_s, read_clocks
-from packs.deadline.records.words import LIMIT, VARIABLE
+from packs.deadline.records.job_variables import LIMIT, VARIABLE
 from packs.deadline.trainer import limit_end
 from packs.deadline.trainer.limit_end import REPORT, LimitEnd, TimeLeft
 from tests.trainer.conftest import tiny
@@ -39,7 +39,7 @@ def ending(monkeypatch, folder: Path, left_s: float, rest=(0.0, 0.0, 0), config:
     """Return the end of a phase with `left_s` seconds left; rest: work of later phases, see VARIABLE."""
     monkeypatch.setenv(REPORT, str(report_of(folder, left_s, scale)))
     monkeypatch.setenv(VARIABLE, json.dumps({"base": rest}))
-    monkeypatch.setattr(limit_end, "boot_s", lambda: 0.0)
+    monkeypatch.setattr(limit_end, "boot_clock_s", lambda: 0.0)
     return LimitEnd(config or config_of())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from packs.kernels.records.words import JOB_KEY, OWN, RENTED
+from packs.kernels.records.job_variables import JOB_KEY, OWN, RENTED
 from packs.kernels.trainer import bundle, user_key
 from packs.kernels.trainer.bundle import UnusableBundle, open_header, read_files, seal, unseal, write_files
 from packs.kernels.trainer.stored_bundles import ARCHIVE, FOLDER, HEADER, KernelStore

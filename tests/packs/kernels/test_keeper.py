@@ -16,7 +16,7 @@ from infra.records import HeldArtifact, Inventory, Plan, Request
 from infra.settings import Settings
 from packs.kernels.control.flags import KernelFlags, with_kernels
 from packs.kernels.control.signing_key import VARIABLE, secrets_of
-from packs.kernels.records.words import COLD, JOB_KEY, MODE, OWN, RENTED
+from packs.kernels.records.job_variables import COLD, JOB_KEY, MODE, OWN, RENTED
 from packs.kernels.records.work_shape import shape_of
 from packs.kernels.trainer import stored_kernels
 from packs.kernels.trainer.stored_bundles import FOLDER

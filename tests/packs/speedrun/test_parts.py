@@ -18,7 +18,7 @@ from trainer import import_model
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.attention import DocumentBounds, attend, documents_mask, positions_in
-from trainer.model.decoder import Cache, Decoder, initialise
+from trainer.model.decoder import Cache, Decoder, initialize
 from trainer.model.generate import generate
 from trainer.model.huggingface import config_json, model_config, shapes
 from trainer.objectives.shared_rows import hidden_of, pack_answers
@@ -48,7 +48,7 @@ PARTS = {
 
 def random_model(config=SHAPE) -> Decoder:
     model = Decoder(config)
-    initialise(model, 5)
+    initialize(model, 5)
     generator = torch.Generator().manual_seed(6)
     for one in model.parameters():  # Also values that start at zero.
         one.data += 0.3 * torch.randn(one.shape, generator=generator) * (one.shape[-1] ** -0.5 if one.dim() > 1 else 1)

@@ -9,7 +9,7 @@ from flows.planning.training_plan import PlannedWork
 from flows.specs.work import WorkSpec
 from infra.settings import Settings
 from tests.world import ROOT
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.optim import Optimizer
 from trainer.plan import recipe
 from trainer.plan.estimates import passes_over
@@ -54,7 +54,7 @@ def test_first_steps_of_d4_lower_the_loss_with_the_rates_of_every_part():
     base = replace(PROFILES["speedrun_d4"]().phases["base"], dtype="float32")
     small = replace(base.model, hidden_size=128, num_attention_heads=1, num_key_value_heads=1, intermediate_size=512)
     model = Decoder(small)
-    initialise(model, 1)
+    initialize(model, 1)
     optimizer = Optimizer(model, base.optimizer)
     rates = {optimizer.names[one]: group.lr for group in optimizer.adamw for one in group.parameters}
     assert rates["model.value_embeds.3.weight"] == base.optimizer.value_lr

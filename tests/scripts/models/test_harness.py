@@ -17,7 +17,7 @@ from tests.world import ROOT
 from trainer.config import EvalSpec
 from trainer.evaluation.scores import scores
 from trainer.model import export
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 one_thread, inputs = trained.one_thread, trained.inputs
@@ -47,7 +47,7 @@ def served(tmp_path, inputs, request):
     """
     words = inputs[0] / "tokenizer" if request.param == "ours" else qwen_like(tmp_path / "words")
     model = Decoder(trained.TINY)
-    initialise(model, 3)
+    initialize(model, 3)
     generator = torch.Generator().manual_seed(3)
     for one in model.parameters():
         one.data += 0.2 * torch.randn(one.shape, generator=generator)

@@ -23,7 +23,7 @@ from trainer.checkpoints.saving import ALIGNED, Arena, Saver
 from trainer.config import CheckpointOptions
 from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import Batch
 from trainer.objectives.source import StepSource
 
@@ -41,7 +41,7 @@ def random_batch(step: int) -> Batch:
 def training(folder: Path, keeping: CheckpointOptions = EASY, model: Decoder | None = None, **changes) -> Training:
     config = tiny(sequence_len=16, **changes)
     model = model or Decoder(config.model, getattr(torch, config.dtype) if config.dtype != "auto" else torch.float32)
-    initialise(model, config.seed)
+    initialize(model, config.seed)
     return Training(
         model, config, StepSource(random_batch), Checkpoints(folder / "saved", keeping), FACTS, folder / "metrics"
     )

@@ -14,7 +14,7 @@ from trainer.evaluation import core
 from trainer.evaluation.question_files import Asking
 from trainer.evaluation.scores import scores
 from trainer.model import export
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 
 CHOICE = [{"query": f"Question: what is {n}?\nAnswer:", "choices": ["a number", "a word", "no idea"], "gold": n % 3}
           for n in range(6)]  # fmt: skip
@@ -75,7 +75,7 @@ def model(inputs, tmp_path):
     """Return the folder of a model that continues WORDS correctly."""
     words = tokenizers.load(inputs[0] / "tokenizer")
     one = Decoder(TINY)
-    initialise(one, 3)
+    initialize(one, 3)
     texts = [f"one two three {n} four five" for n in range(6)]
     rows = [[*words.begin, *words.encode(f"{text}\n\n{other}")] for text in texts for other in texts if other != text]
     optimizer = torch.optim.AdamW(one.parameters(), lr=3e-3)
@@ -121,7 +121,7 @@ def test_core_is_the_mean_of_tasks_scored_against_chance(model, inputs, tmp_path
 @pytest.mark.parametrize("is_nanochat", [True, False])
 def test_only_shapes_of_nanochat_read_prompts_beyond_their_positions(inputs, is_nanochat):
     one = Decoder(replace(TINY, embed_norm=is_nanochat, max_position_embeddings=16)).eval()
-    initialise(one, 3)
+    initialize(one, 3)
     row = [7 + number % 50 for number in range(40)]
     asking = Asking(one, tokenizers.load(inputs[0] / "tokenizer"), as_text=True)
     read = row if is_nanochat else row[-17:]

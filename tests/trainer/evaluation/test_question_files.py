@@ -13,7 +13,7 @@ from tests.trainer.conftest import TINY
 from trainer.evaluation import question_files
 from trainer.evaluation.evaluate import nats
 from trainer.evaluation.question_files import Asking, Question, QuestionSet
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 
 CHOICES = ["reads lines", "opens the sockets of", "joins"]
 
@@ -150,7 +150,7 @@ def test_file_of_another_kind_is_refused_by_its_name(tmp_path, name):
 @pytest.fixture(scope="module")
 def model():
     one = Decoder(TINY)
-    initialise(one, 3)
+    initialize(one, 3)
     torch.manual_seed(3)
     for parameter in one.parameters():  # Otherwise the input of the residual stream is zero.
         parameter.data.add_(torch.randn_like(parameter) * 0.2)

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.trainer.conftest import TINY
 from trainer.config import OptimizerConfig
-from trainer.model.decoder import Decoder, RMSNorm, initialise
+from trainer.model.decoder import Decoder, RMSNorm, initialize
 from trainer.model.losses import Shape, SummedCrossEntropy
 from trainer.model.token_losses import Teacher, sliced_kl, token_logprobs
 from trainer.optim import Optimizer
@@ -66,7 +66,7 @@ def test_the_gradient_of_a_frozen_gain_is_not_computed():
 
 def test_optimizer_and_checkpoints_hold_only_the_parameters_that_learn():
     model = Decoder(TINY)
-    initialise(model, 1)
+    initialize(model, 1)
     assert model.learning_state().keys() == model.state_dict().keys()
     model.requires_grad_(False)
     model.model.norm.weight.requires_grad_()

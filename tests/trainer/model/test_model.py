@@ -14,7 +14,7 @@ from data.tokens.pieces import decode_stream
 from trainer import tensor_file
 from trainer.errors import Refused
 from trainer.model import export, huggingface
-from trainer.model.decoder import Cache, Decoder, initialise
+from trainer.model.decoder import Cache, Decoder, initialize
 from trainer.model.generate import generate
 from trainer.records.model_config import ModelConfig
 
@@ -38,7 +38,7 @@ IDS = torch.randint(0, 512, (2, 40), generator=torch.Generator().manual_seed(3))
 
 def random_model(config: ModelConfig) -> Decoder:
     model = Decoder(config)
-    initialise(model, 5)
+    initialize(model, 5)
     generator = torch.Generator().manual_seed(6)
     for parameter in model.parameters():  # Also values that start at zero or one.
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5

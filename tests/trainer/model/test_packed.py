@@ -42,7 +42,7 @@ def test_packed_row_gives_every_document_its_result_alone(config):
             part = slice(start, start + length)
             assert (packed[row, part] - model.hidden(IDS[row : row + 1, part])[0]).abs().max() < 1e-5
             start += length
-    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # And not the result with visible neighbours.
+    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # And not the result with visible neighbors.
 
 
 def test_gradient_of_a_packed_row_is_the_sum_over_its_documents():

@@ -20,7 +20,7 @@ from trainer.checkpoints.saving import Saver
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.device import Machine
 from trainer.loop import Training
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives import CrossEntropy
 from trainer.objectives.source import StepSource
 from trainer.parallel.fsdp import parts_of, shard_model
@@ -47,7 +47,7 @@ def training(
     """Return a training made like `PhaseRun`, with synthetic batches."""
     dtype = getattr(torch, one.dtype)
     model = whole = Decoder(one.model, dtype)
-    initialise(whole, one.seed)
+    initialize(whole, one.seed)
     more = {}
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):

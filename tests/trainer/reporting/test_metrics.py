@@ -14,7 +14,7 @@ from infra.market import gpus
 from tests.trainer.checkpoints.test_checkpoint import EASY, stop_at, training
 from tests.trainer.conftest import tiny
 from trainer.device import Machine
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives.passes import tokens_in
 from trainer.reporting import peak_flops
 from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, parse, read
@@ -175,7 +175,7 @@ def test_sampling_changes_no_bit_and_samples_survive_a_kill(tmp_path, inputs):
 
     def asked(name, steps=20):
         model = Decoder(tiny().model)
-        initialise(model, 1337)
+        initialize(model, 1337)
         one = training(tmp_path / name, replace(EASY, samples=4), model, steps=steps)
         one.sample = Sampler(model, words, is_talk=True)
         return one

@@ -1,4 +1,4 @@
-"""Batched answers: equal to single answers, for any neighbours in the batch, with the trainer's own probabilities."""
+"""Batched answers: equal to single answers, for any neighbors in the batch, with the trainer's own probabilities."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ import torch
 from data.problems.problem import Problem
 from tests.trainer.conftest import tiny
 from tests.trainer.parallel.together import together
-from trainer.model.decoder import IGNORED, Decoder, initialise
+from trainer.model.decoder import IGNORED, Decoder, initialize
 from trainer.objectives.rl import PolicyLoss
 from trainer.parallel.process_group import ALONE, Ranks
 from trainer.records.rl_config import RlConfig
@@ -67,7 +67,7 @@ def make_rollouts():
 def models(count):
     made = [Decoder(tiny().model) for _ in range(count)]
     for seed, one in enumerate(made):
-        initialise(one, seed)
+        initialize(one, seed)
         for weights in one.parameters():
             weights.data += 0.1 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(seed))
     return made

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.conftest import TINY
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.objectives.rl import PolicyLoss, advantages, has_signal, row_weights, worth
 from trainer.objectives.shared_rows import hidden_of, pack_answers, scatter_to_targets
 from trainer.records.rl_config import LOSSES, RlConfig, pass_at, soft_overlong
@@ -20,7 +20,7 @@ ANSWERS = [[11, 12], [13], [11, 12, 16, 17], [11, 12], [21], [22, 23], [24], [22
 @pytest.fixture
 def model():
     made = Decoder(TINY)
-    initialise(made, 1)
+    initialize(made, 1)
     return made
 
 

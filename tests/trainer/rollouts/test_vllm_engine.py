@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer import conftest as trained
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialize
 from trainer.model.token_losses import token_logprobs
 from trainer.recipes import tiny
 from trainer.rollouts.policy import Embedded
@@ -28,7 +28,7 @@ GREEDY, DRAWN = Sampling(max_new=8, temperature=0.0), Sampling(max_new=24, tempe
 def model_of(vocab: int, seed: int) -> Decoder:
     """Return a model with head sizes supported by vLLM; the next id is neither certain nor decided by rounding."""
     model = Decoder(replace(tiny().phases["rl"].model, vocab_size=vocab))
-    initialise(model, seed)
+    initialize(model, seed)
     generator = torch.Generator().manual_seed(seed)
     for one in model.parameters():
         one.data += 0.2 * torch.randn(one.shape, generator=generator)

@@ -158,7 +158,7 @@ def test_pip_replaces_a_broken_uv(rig, tmp_path):
 
 @pytest.mark.process
 def test_uv_uses_its_cache_when_no_index_answers(rig, tmp_path):
-    """A different machine sent the index; uv recognises the cache by the index."""
+    """A different machine sent the index; uv recognizes the cache by the index."""
     (tmp_path / "whale").mkdir()
     make_wheel(tmp_path / "whale", "whale", "1.0", "size = 'served'\n")
     (tmp_path / "pip.conf").write_text("")
