@@ -7,6 +7,7 @@ so a change between inspection and upload is detected.
 """
 
 import fnmatch
+import functools
 import hashlib
 import os
 import re
@@ -15,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from infra import installation, journal_file
@@ -72,6 +72,7 @@ WITH = {  # file name: content that makes the file a secret
     "setenv*": _ASSIGNED,
 }
 EMPTY_SUBMODULE = "a submodule without files here; to send the files, run: git submodule update --init --recursive"
+SUBMODULE_MODE = "160000"  # of a line of `git ls-files --stage`
 BY_NAME = "the name says that the file holds secrets"
 
 
@@ -109,7 +110,7 @@ def records_in(root: Path, environ: Mapping[str, str] = os.environ) -> OwnRecord
     return OwnRecords(frozenset(whole), tuple(beginnings))
 
 
-@lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)
 def _known_records(environ: tuple[tuple[str, str], ...]) -> tuple[tuple[Path, bool], ...]:
     """Return the paths of all records, each with a flag for a mere name prefix."""
     return tuple(dict.fromkeys(_records(dict(environ))))
@@ -279,15 +280,24 @@ def listed_by_git(root: Path, *which: str) -> list[str]:
 def listed_with_submodules(root: Path) -> list[str]:
     """Return git's list of files as `listed_by_git`, with the files of submodules in place of their folders.
 
-    A repository inside `root` that git does not track, such as a clone of a library, stays a folder of the list.
+    A repository inside `root` that is no submodule, such as a clone of a library, stays a folder of the list, and a
+    link stays a link. Files of git's index below a link are left out: git calls the files deleted, and the files in
+    their place may lie outside of `root`.
     """
-    found = listed_by_git(root)
-    if not any((root / path / ".git").exists() for path in found):
+
+    @functools.cache
+    def is_linked(folder: str) -> bool:
+        return folder != "" and (os.path.islink(root / folder) or is_linked(os.path.dirname(folder)))
+
+    found = [path for path in listed_by_git(root) if not is_linked(os.path.dirname(path))]
+    inner = [path for path in found if (root / path / ".git").exists() and not os.path.islink(root / path)]
+    if not inner:
         return found
-    tracked, files = set(listed_by_git(root, "--cached")), []
-    for path in found:
-        is_submodule = path in tracked and (root / path / ".git").exists()
-        files += [f"{path}/{one}" for one in listed_with_submodules(root / path)] if is_submodule else [path]
+    index = (line.partition("\t") for line in listed_by_git(root, "--stage"))
+    submodules = {path for about, _, path in index if about.startswith(SUBMODULE_MODE)}.intersection(inner)
+    files = [path for path in found if path not in submodules]
+    for path in submodules:
+        files += [f"{path}/{one}" for one in listed_with_submodules(root / path)]
     return sorted(files)
 
 

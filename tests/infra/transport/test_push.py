@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -319,6 +320,72 @@ def test_files_of_submodules_are_sent_and_other_repositories_inside_are_not(tmp_
     assert sent == packed.files
     git(root, "submodule", "deinit", "-q", "-f", library)
     assert dict(map(astuple, shipment.measure(root).refused))[library] == EMPTY_SUBMODULE
+
+
+def link_to_a_repository(root: Path) -> None:
+    (root / "lib").symlink_to("../other")
+
+
+def link_to_the_root(root: Path) -> None:
+    (root / "lib").symlink_to(".")
+    (root / "again").symlink_to(".")
+
+
+def link_in_place_of_a_submodule(root: Path) -> None:
+    git(root, "submodule", "add", "-q", root.parent / "other", "lib")
+    git(root, "commit", "-q", "-m", "add a submodule")
+    shutil.rmtree(root / "lib")
+    link_to_a_repository(root)
+
+
+def link_in_place_of_a_folder(root: Path) -> None:
+    write(root, {"lib/other.py": b"x = 1\n"})
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "add a folder")
+    shutil.rmtree(root / "lib")
+    link_to_a_repository(root)
+
+
+def link_above_a_submodule(root: Path) -> None:
+    git(root, "submodule", "add", "-q", root.parent / "other", "lib/app")
+    git(root, "commit", "-q", "-m", "add a submodule")
+    shutil.rmtree(root / "lib")
+    (root / "lib").symlink_to("..")  # `lib/app` is now the repository itself
+
+
+def repository_in_place_of_a_file(root: Path) -> None:
+    write(root, {"lib": b"x = 1\n"})
+    git(root, "add", "-A")
+    (root / "lib").unlink()
+    git(root, "clone", "-q", root.parent / "other", root / "lib")
+
+
+@pytest.mark.parametrize(
+    ("begin", "links", "told"),
+    [
+        (link_to_a_repository, (), "a link out of the folder, to ../other"),
+        (link_to_the_root, ("again", "lib"), ""),
+        (link_in_place_of_a_submodule, (), "a link out of the folder, to ../other"),
+        (link_in_place_of_a_folder, (), "a link out of the folder, to ../other"),
+        (link_above_a_submodule, (), "a link out of the folder, to .."),
+        (repository_in_place_of_a_file, (), "a separate git repository"),
+    ],
+)
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_a_link_is_no_submodule(tmp_path, begin, links, told, is_tracked):
+    """Only files of the checkout and of its submodules are sent."""
+    for name in ("other", "app"):
+        write(tmp_path / name, {f"{name}.py": b"x = 1\n", "sub/a.py": b"x = 1\n"})
+        git(tmp_path / name, "init", "-q")
+        git(tmp_path / name, "add", "-A")
+        git(tmp_path / name, "commit", "-q", "-m", "begin")
+    root = tmp_path / "app"
+    begin(root)
+    if is_tracked and begin is not repository_in_place_of_a_file:
+        git(root, "add", "-A", "--", *links or ("lib",))
+    packed = shipment.pack(root)
+    assert set(packed.files) - {".gitmodules"} == {"app.py", "sub/a.py", *links}
+    assert dict(map(astuple, packed.refused)) == ({"lib": told} if told else {})
 
 
 def test_pointers_of_git_lfs_are_counted(root):
