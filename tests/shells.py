@@ -46,6 +46,7 @@ SHELLS = {
     "a forced command that stays": LoginShell(
         "bash", around=f"echo LOGGED; {ASKED}; echo bye; echo bye >&2; true", says="LOGGED"
     ),
+    "a forced command that splits": LoginShell("bash", around="echo LOGGED; eval $SSH_ORIGINAL_COMMAND", says="LOGGED"),
     "a forced command that joins": LoginShell("bash", around=f"echo LOGGED >&2; exec {ASKED} 2>&1", says="LOGGED"),
 }
 

@@ -2,8 +2,9 @@
 
 A `sh` script becomes a line with the same meaning in every login shell, and the readers strip all output of start-up
 files, wrappers and forced commands around the script's output. The line is a single quoted word of harmless characters,
-so csh, fish and zsh read the line as `sh` does. The line contains each mark in two halves, so a shell that echoes
-commands prints no mark. The script's shell reports its process id and exit code next to the marks.
+so csh, fish and zsh read the line as `sh` does, and a wrapper may divide the line into words and join the words again.
+The line contains each mark in two halves, so a shell that echoes commands prints no mark. The script's shell reports
+its process id and exit code next to the marks.
 """
 
 import re
@@ -16,7 +17,8 @@ SHOWN_BYTES = 300  # kept part of the output before the first mark
 _LONGEST_LINE = 96 << 10  # systems accept words of 128 KiB
 _LONGEST_NUMBER = 20
 _LEAST_NUMBER = 2  # smaller ids are init, or signal many processes
-_PLAIN = re.compile(rb"[^A-Za-z0-9_/.,:=+@ -]")
+# `eval $SSH_ORIGINAL_COMMAND` of a forced command joins the words by a single blank, so only the first blank is plain.
+_ESCAPED = re.compile(rb"[^A-Za-z0-9_/.,:=+@ -]|(?<= ) ")
 
 
 class NoFrame(Exception):
@@ -66,7 +68,7 @@ class Frame:
 
 def login_line(script: str, opening: str = "") -> RemoteLine:
     """Return a line that runs `opening` and a `sh` script in any login shell; `opening` reads nothing from stdin."""
-    line = f"""exec sh -c 'eval "$(printf "{_PLAIN.sub(_escape, (opening + script).encode()).decode()}")"'"""
+    line = f"""exec sh -c 'eval "$(printf "{_ESCAPED.sub(_escape, (opening + script).encode()).decode()}")"'"""
     if len(line) < _LONGEST_LINE:
         return RemoteLine(line)
     raw = f"{{ {script}\n}}".encode()  # the braces make a shortened script a syntax error

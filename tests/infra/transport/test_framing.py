@@ -1,9 +1,10 @@
 """Frames of remote output: pieces of any size, valid process ids, text with parts of marks."""
 
+import os
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infra.transport.framing import Frame, NoFrame, login_line, shown
@@ -53,10 +54,13 @@ def test_shell_output_is_shown_without_terminal_control_codes():
 
 
 @pytest.mark.process
-@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=60))
-def test_a_script_arrives_unchanged(text):
+@pytest.mark.parametrize("around", ['exec sh -c "$LINE"', "eval $LINE"])
+@given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\r"), max_size=60))
+@example(text="    if a:\n        b = 'c  d'  ")
+def test_a_script_arrives_unchanged(around, text):
     script = "printf '%s.' " + "'" + text.replace("'", "'\\''") + "'"
-    done = subprocess.run(["sh", "-c", login_line(script).line], capture_output=True, timeout=60)
+    environ = {**os.environ, "LINE": login_line(script).line}
+    done = subprocess.run(["sh", "-c", around], env=environ, capture_output=True, timeout=60)
     assert done.stdout.decode() == f"{text}."
 
 

@@ -23,7 +23,7 @@ from tests.world import until
 
 pytestmark = pytest.mark.process
 
-ODD = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü", "!x", "a;b&c|d>e", "%s", "~", "{a,b}"]
+ODD = ["a  b", "", "$HOME", "`id`", "'", '"', "\\", "two\nlines", "*", "-n", "ü", "!x", "a;b&c|d>e", "%s", "~", "{a,b}"]
 BINARY = bytes(range(256)) * 40
 
 
@@ -31,13 +31,14 @@ BINARY = bytes(range(256)) * 40
 # greeting, which the test of output and streams reads for all shells.
 BY_DAY = ("bash that greets", "fish that greets", "zsh that greets", "tcsh that repeats", "dash",
           "a forced command that joins")  # fmt: skip
+BY_PIECES = ("bash that greets", "a forced command that splits")
 
 
 def pytest_generate_tests(metafunc):
     if "host" in metafunc.fixturenames:
         by_day = {
             "test_the_output_of_a_command_is_read_unchanged": tuple(SHELLS),
-            "test_a_file_of_40_mb_goes_both_ways": BY_DAY[:1],
+            "test_a_file_of_40_mb_goes_both_ways": BY_PIECES,
         }.get(metafunc.function.__name__, BY_DAY)
         names = [pytest.param(name, marks=() if name in by_day else pytest.mark.nightly) for name in SHELLS]
         metafunc.parametrize("host", names, indirect=True)
