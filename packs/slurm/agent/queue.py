@@ -40,6 +40,8 @@ OVER = (
     "REVOKED",
     "TIMEOUT",
 )
+# Variables of start-up files that filter or change the answers of Slurm's commands, or make another kind of job.
+OWN_OPTIONS = re.compile(r"(SACCT|SCANCEL|SINFO|SQUEUE)_|SBATCH_(ARRAY_INX|CLUSTERS|ERROR|WAIT)$")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 
 
@@ -56,7 +58,8 @@ def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
     program = shutil.which(words[0], path=path)
     if program is None:
         raise QueueError("{} is not installed on this machine; is this a login node of the cluster?".format(words[0]))
-    environ = {**os.environ, "PATH": path, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    environ = {name: value for name, value in os.environ.items() if not OWN_OPTIONS.match(name)}
+    environ.update({"PATH": path, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
     try:
         done = subprocess.run(
             [program, *words[1:]],
@@ -77,7 +80,9 @@ def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
 def jobs(name: str = "") -> Dict[str, Any]:
     """Return this user's jobs, oldest first. Raises QueueError when squeue fails, instead of an empty list."""
     which = ["--name", name] if name else []
-    said = call(["squeue", "--noheader", "--states", "all", "--user", getpass.getuser(), *which, "-o", JOB_FORMAT])
+    # --all: jobs in hidden partitions, too.
+    asked = ["--noheader", "--all", "--states", "all", "--user", getpass.getuser(), *which]
+    said = call(["squeue", *asked, "-o", JOB_FORMAT])
     return {"jobs": sorted(rows(said, JOB), key=lambda one: number(one["job"]))}
 
 

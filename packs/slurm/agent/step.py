@@ -157,7 +157,8 @@ def _go_on_later() -> None:
     """
     number = os.environ.get("SLURM_JOB_ID", "")
     try:
-        said = queue.rows(queue.call(["squeue", "--noheader", "-j", number, "-o", queue.JOB_FORMAT]), queue.JOB)
+        asked = ["squeue", "--noheader", "--all", "-j", number, "-o", queue.JOB_FORMAT]
+        said = queue.rows(queue.call(asked), queue.JOB)
         state = said[0]["state"] if said else "unknown"
         say(f"exited without a verdict; the state of the job in Slurm is {state}")
         if state == "RUNNING":

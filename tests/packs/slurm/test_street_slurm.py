@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from packs.slurm.agent import queue
 from tests.packs.slurm.test_clusters import SBATCH_TIMES
 from tests.slurm import cluster as cluster
 from tests.world import World, until
@@ -165,6 +166,16 @@ def test_run_of_a_dead_launcher_comes_home_on_request(world, cluster, pods):
     assert row["state"] == "succeeded"
     sessions = subprocess.run(["pgrep", "-f", "packs.slurm.agent"], capture_output=True, text=True)
     assert str(cluster.login.folder) not in sessions.stdout, "nothing of ours stays on the login node"
+
+
+def test_a_variable_of_the_user_hides_no_job_of_the_queue(cluster, monkeypatch):
+    job = cluster.call("sbatch", "--hold", "--parsable", "--job-name=mine", "--wrap", "true").strip()
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    for name in ("SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_QOS", "SCANCEL_PARTITION", "SCANCEL_INTERACTIVE"):
+        monkeypatch.setenv(name, "other")
+    assert cluster.call("squeue", "-h", "-j", job, may_fail=True) == "", "the variable is an option of squeue"
+    assert queue.newest("mine")["job"] == job
+    assert queue.cancel("mine") == {"jobs": []} and not cluster.jobs()
 
 
 def test_sbatch_reads_the_times_of_an_inventory_like_the_inventory(cluster):
