@@ -31,9 +31,11 @@ TFLOPS = {"A100": 312, "H100-PCIe": 756, "H100-NVL": 835, "H100": 989, "H200": 9
           "RTX3090Ti": 80, "RTX4080": 97, "RTX4090": 165, "RTX5080": 113, "RTX5090": 210, "RTXPRO6000": 500,
           "MI300X": 1307}  # fmt: skip
 # A MIG profile such as `2g.48gb` names the number of compute slices and the memory. NVIDIA divides the GPUs in IN_FOUR
-# into four slices, and all other GPUs with MIG into seven.
+# into four slices, and all other GPUs with MIG into seven. Types of Slurm, such as `a100_3g.20gb`, lack the word MIG.
 IN_FOUR = ("RTXPRO6000", "A30")
-SLICE = re.compile(r"(.+?)[ -]*MIG[ -]*([1-7])g[. -]?([0-9]+)gb", re.IGNORECASE)
+PROFILE = r"([1-7])g[. _-]?([0-9]+)gb(?:[+.-][a-z]+)*"
+SLICE = re.compile(rf"(?!MIG)(.+?)(?:[ _-]*MIG[ ._-]*|[ ._-]){PROFILE}", re.IGNORECASE)
+_PROFILE = re.compile(rf"(?:.*[^a-z0-9])?{PROFILE}", re.IGNORECASE)
 
 _SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 _PRO = (_SERVER, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
@@ -146,7 +148,7 @@ def is_known(ours: str) -> bool:
 
 def is_slice(name: str) -> bool:
     """Return whether the name denotes a MIG slice of a GPU."""
-    return "mig" in _words(_plain(name))
+    return "mig" in _words(_plain(name)) or _PROFILE.fullmatch(name) is not None
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:

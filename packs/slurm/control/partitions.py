@@ -79,7 +79,7 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
     if request.num_gpus or request.gpu:
         wanted = [kind for kind, _ in gpus.read_set(request.gpu)] or [""]
         least = max(1, request.num_gpus)
-        enough = [name for name, number in kind.gres if number >= least]
+        enough = sorted((name for name, number in kind.gres if number >= least), key=gpus.is_slice)  # whole GPUs first
         found = next((name for name in enough for asked in wanted if not asked or same_gpu(asked, name)), None)
         if found is None:
             has = ", ".join(f"{name or 'GPU'}:{number}" for name, number in kind.gres) or "no GPUs"

@@ -47,7 +47,9 @@ def test_every_gpu_of_runpods_table_has_a_unique_name():
         ("RTXPRO6000-MIG-1G.24GB", f"{SERVER} MIG 1g.24gb"), ("rtxpro6000-mig", f"{SERVER} MIG 2g.48gb"),
         ("rtxpro6000 mig 1g.24gb", f"{SERVER} MIG 1g.24gb"), (f"{SERVER} MIG 1g.24gb", f"{SERVER} MIG 1g.24gb"),
         ("H100-MIG", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
-        ("A100-80GB-MIG-3G.40GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"),
+        ("A100-80GB-MIG-3G.40GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"), ("A100-MIG", "a100_3g.20gb"),
+        ("A100-MIG-3G.20GB", "a100_3g.20gb"), ("a100_3g.20gb", "a100_3g.20gb"), ("1g.10gb", "1g.10gb"),
+        ("nvidia_a100-sxm4-40gb_3g.20gb", "nvidia_a100-sxm4-40gb_3g.20gb"),
     ],
 )  # fmt: skip
 def test_typed_gpu_names_match_vendor_names(asked, theirs):
@@ -60,7 +62,11 @@ def test_typed_gpu_names_match_vendor_names(asked, theirs):
         ("RTXPRO6000", f"{SERVER} MIG 1g.24gb"), (SERVER, f"{SERVER} MIG 2g.48gb"), ("RTXPRO6000-MIG", SERVER),
         ("RTXPRO6000-MIG-1G.24GB", SERVER), ("RTXPRO6000-MIG-1G.24GB", f"{SERVER} MIG 2g.48gb"),
         ("H100", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), ("A100-80GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"),
-        ("GB10", "NVIDIA GB10 MIG 1g.5gb"), ("L4", "NVIDIA L40S"), ("RTX3090", "NVIDIA GeForce RTX 3090 Ti"),
+        ("A100", "a100_3g.20gb"), ("A100", "nvidia_a100-sxm4-40gb_3g.20gb"), ("A100", "a100-1g.5gb"),
+        ("a100", "a100_mig_1c.3g.20gb"), ("H100", "nvidia_h100_80gb_hbm3_1g.10gb+me"), ("A100", "3g.20gb"),
+        ("H100", "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me"), ("a100_3g.20gb", "a100"), ("A100-MIG-1G.5GB", "a100_3g.20gb"),
+        ("A100", "mig-1g.5gb"), ("GB10", "NVIDIA GB10 MIG 1g.5gb"),
+        ("L4", "NVIDIA L40S"), ("RTX3090", "NVIDIA GeForce RTX 3090 Ti"),
         ("RTX4080", "NVIDIA GeForce RTX 4080 SUPER"), ("RTX4000Ada", "NVIDIA RTX 4000 SFF Ada Generation"),
     ],
 )  # fmt: skip
@@ -80,6 +86,17 @@ def test_a_training_by_default_uses_nvidia_gpus_of_known_speed(name, is_one, mem
 def test_an_unlisted_name_is_recognized_by_its_letters():
     assert same_gpu("A100-80GB", "nvidia_a100_80gb_pcie") and same_gpu("GB10", "NVIDIA GB10")
     assert not same_gpu("A100", "nvidia_a100_mig 1g.10gb") and not same_gpu("A100", "")
+
+
+SLICES = "a100_3g.20gb 1g.10gb 1g.10gb+me nvidia_a100-sxm4-40gb_3g.20gb mig-1g.5gb A100-MIG".split()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_slice"),
+    [(name, name in SLICES) for name in (*SLICES, "a100", "nvidia_a100_80gb_pcie", "a100_80gb", "")],
+)
+def test_a_type_of_slurm_with_a_mig_profile_is_a_slice(name, is_slice):
+    assert gpus.is_slice(name) is is_slice
 
 
 def test_a_slice_is_as_fast_as_its_share_of_the_compute_slices():

@@ -60,6 +60,21 @@ def test_request_fits_or_is_refused_with_the_reason(asked, problem, gres):
     assert fit(kinds_of([ROW])[0], Request(run="new", **asked)) == (problem, gres)
 
 
+@pytest.mark.parametrize(
+    ("gres", "asked", "found"),
+    [
+        ("gpu:a100_3g.20gb:4(S:0-1)", {"gpu": "A100", "num_gpus": 1}, ("the nodes have a100_3g.20gb:4", "")),
+        ("gpu:a100_3g.20gb:4,gpu:a100:2", {"gpu": "A100", "num_gpus": 1}, ("", "a100")),
+        ("gpu:a100_3g.20gb:4,gpu:a100:2", {"num_gpus": 1}, ("", "a100")),
+        ("gpu:a100_3g.20gb:4,gpu:a100:2", {"gpu": "A100-MIG-3G.20GB", "num_gpus": 1}, ("", "a100_3g.20gb")),
+        ("gpu:1g.10gb:7", {"num_gpus": 1}, ("", "1g.10gb")),
+        ("gpu:h100_1g.10gb+me:7", {"gpu": "H100", "num_gpus": 1}, ("the nodes have h100_1g.10gb+me:7", "")),
+    ],
+)
+def test_a_slice_is_given_only_for_a_slice_or_for_any_gpu(gres, asked, found):
+    assert fit(kinds_of([{**ROW, "gres": gres}])[0], Request(run="new", **asked)) == found
+
+
 def test_options_of_a_job_combine_its_request_and_its_partition():
     request = Request(run="new", num_gpus=2, gpu="H100", cpus=8, memory_bytes=64 * 10**9, nodes=2)
     offer = Offer(provider="slurm", offer_id="fx/gpu", instance_type="gpu", gpu="h100", num_gpus=2)
