@@ -166,7 +166,7 @@ class Address:
     def __str__(self) -> str:
         parts = [f"{name}={quote(value)}" for name in IN_QUERY if (value := getattr(self, name))]
         query = f"?{'&'.join(parts)}" if parts else ""
-        return f"ssh://{quote(self.user)}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{query}"
+        return f"ssh://{quote(self.user, safe='')}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{query}"
 
     @property
     def place(self) -> str:

@@ -1,5 +1,6 @@
 """Strict YAML reader for untrusted input: no code execution, size limits, no duplicate keys."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -19,7 +20,16 @@ Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 
 
 class Loader(yaml.SafeLoader):
-    """Loader of a document without duplicate keys and huge numbers."""
+    """Loader of a document without duplicate keys and huge numbers. `texts`: keys with scalars kept as written."""
+
+    def __init__(self, text: str, texts: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.texts = texts
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace merge keys; make texts of the numbers, dates and booleans of the keys in `texts`."""
+        super().flatten_mapping(node)
+        node.value = [(key, _as_written(value) if key.value in self.texts else value) for key, value in node.value]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse duplicate keys: YAML requires unique keys, but PyYAML keeps the last value."""
@@ -37,6 +47,14 @@ class Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_DIGITS:
             raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} digits", problem_mark=node.start_mark)
         return self.construct_yaml_float(node) if node.tag.endswith("float") else self.construct_yaml_int(node)
+
+
+def _as_written(node: yaml.Node) -> yaml.Node:
+    """Return a number, a date or a boolean as a text; any other node unchanged."""
+    kind = node.tag.rpartition(":")[2] if isinstance(node, yaml.ScalarNode) else ""
+    if kind not in ("bool", "float", "int", "timestamp"):
+        return node
+    return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, node.start_mark, node.end_mark)
 
 
 for _kind in ("int", "float"):
@@ -107,9 +125,12 @@ def _note_places(path: Path, node: yaml.Node, at: Place, found: YamlDocument, ab
             _note_places(path, value, place, found, [*above, id(node)])
 
 
-def read(path: Path) -> Any:
-    """Return the content of a file. Raises FileNotFoundError, and UsageError with the place of a problem if known."""
-    return parse(path, content(path))
+def read(path: Path, texts: Sequence[str] = ()) -> Any:
+    """Return the content of a file, with the scalars of the keys in `texts` as written: 0042 and not 34.
+
+    Raises FileNotFoundError, and UsageError with the place of a problem if known.
+    """
+    return parse(path, content(path), texts)
 
 
 def content(path: Path) -> str:
@@ -124,11 +145,15 @@ def content(path: Path) -> str:
         raise UsageError(f"{path}: {error}") from None
 
 
-def parse(path: Path, text: str) -> Any:
-    """Return the content of a YAML text; `path` names the text in errors. Raises UsageError."""
+def parse(path: Path, text: str, texts: Sequence[str] = ()) -> Any:
+    """Return the content of a YAML text; `path` names the text in errors, `texts` as in `read`. Raises UsageError."""
     try:
         refuse_bombs(path, text)
-        return yaml.load(text, Loader=Loader)
+        loader = Loader(text, texts)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except UsageError:
         raise
     except Exception as error:  # PyYAML raises built-in exceptions for many scalars: `!!int ""`, `!!bool x`

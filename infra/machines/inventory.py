@@ -37,13 +37,17 @@ from store import packs
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
 HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
+WORDS = ("user",)  # text, even if YAML reads 0042 as a number
 NO_PASSWORDS = "passwords are not supported: set identity_file to a private key, and remove password"
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _told: set[str] = set()
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@\\-]{0,63}")
+_LOGIN = (
+    r"(?!-)[^\s\x00-\x1f\x7f'\"`;&<>|(){}]{1,255}(?<!\\)"  # as ssh, which gives the name to shells of other programs
+)
+_USER = re.compile(_LOGIN)
 _REACH = re.compile(
-    r"(?:(?P<user>[A-Za-z_][A-Za-z0-9._@\\-]{0,63})@)?"
+    rf"(?:(?P<user>{_LOGIN})@)?"
     r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,254})|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\])"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
@@ -154,13 +158,13 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
     from infra import strict_yaml
 
     try:
-        document = strict_yaml.read(path)
+        document = strict_yaml.read(path, WORDS)
     except FileNotFoundError:
         raise UsageError(
             f"inventory {path} does not exist; copy ssh_node_pools.yaml.example to this path, or run: inv pool.import"
         ) from None
     except UsageError:
-        document = packs.load("infra.machines.tolerant_yaml:read")(path)
+        document = packs.load("infra.machines.tolerant_yaml:read")(path, WORDS)
     if not isinstance(document, dict) or not document:
         raise UsageError(f"{path}: expected `POOL:` with `hosts:` below")
     ssh = (home or Path.home()) / ".ssh"
@@ -299,7 +303,7 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
             "IdentityFile in ~/.ssh/config"
         )
     refuse_readable(key)
-    if not _USER.fullmatch(user) or not HOST.fullmatch(host):
+    if not _USER.fullmatch(user) or not user.isprintable() or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
     return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/", **more)
 

@@ -3,6 +3,7 @@
 `read` returns the document; the value of a pool or of a host with an error is the error.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from infra import strict_yaml
 from infra.errors import UsageError
 
 
-def read(path: Path) -> dict[Any, Any]:
-    """Return the content of a file of pools. Raises UsageError for a file that is no YAML mapping."""
+def read(path: Path, texts: Sequence[str] = ()) -> dict[Any, Any]:
+    """Return the content of a file of pools; `texts` as in `strict_yaml.read`.
+
+    Raises UsageError for a file that is no YAML mapping.
+    """
     text = strict_yaml.content(path)
     try:
         strict_yaml.refuse_bombs(path, text)
@@ -22,28 +26,31 @@ def read(path: Path) -> dict[Any, Any]:
         raise UsageError(f"{path}{strict_yaml.at(error)}: {strict_yaml.what(error)}") from None
     found: dict[Any, Any] = {}
     for key, node in top.value if isinstance(top, yaml.MappingNode) else ():
-        name = _value(key)
+        name = _value(key, ())
         if isinstance(name, (UsageError, dict, list)):
             name = str(key.value)
-        found[name] = UsageError(f"{name!r} is given twice") if name in found else _pool(node)
+        found[name] = UsageError(f"{name!r} is given twice") if name in found else _pool(node, texts)
     return found
 
 
-def _pool(node: yaml.Node) -> Any:
+def _pool(node: yaml.Node, texts: Sequence[str]) -> Any:
     """Return the value of a pool, with an error in place of each host with an error; or the error of the pool."""
-    whole = _value(node)
+    pairs = list(node.value)  # the loader replaces merge keys in the node
+    whole = _value(node, texts)
     if not isinstance(whole, UsageError) or not isinstance(node, yaml.MappingNode):
         return whole
-    hosts = [value for key, value in node.value if key.value == "hosts" and isinstance(value, yaml.SequenceNode)]
-    rest = _value(yaml.MappingNode(node.tag, [pair for pair in node.value if pair[1] not in hosts], node.start_mark))
+    hosts = [value for key, value in pairs if key.value == "hosts" and isinstance(value, yaml.SequenceNode)]
+    rest = _value(yaml.MappingNode(node.tag, [pair for pair in pairs if pair[1] not in hosts], node.start_mark), texts)
     return (
-        {**rest, "hosts": [_value(one) for one in hosts[0].value]} if len(hosts) == 1 and type(rest) is dict else whole
+        {**rest, "hosts": [_value(one, texts) for one in hosts[0].value]}
+        if len(hosts) == 1 and type(rest) is dict
+        else whole
     )
 
 
-def _value(node: yaml.Node) -> Any:
+def _value(node: yaml.Node, texts: Sequence[str]) -> Any:
     """Return the value of a node, or the UsageError that says why the node has no value."""
-    loader = strict_yaml.Loader("")
+    loader = strict_yaml.Loader("", texts)
     try:
         return loader.construct_document(node)
     except Exception as error:  # PyYAML raises built-in exceptions for many scalars

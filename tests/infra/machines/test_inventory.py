@@ -248,6 +248,33 @@ def test_an_unclear_entry_is_refused_with_file_pool_and_host(home, text, said):
     assert "hunter2" not in why and "\n" not in why
 
 
+LOGINS = r"1234567 0042 CORP+ann CORP\ann ann~x jürgen ann@corp.example ann#x svc$ a/b a:b%c?d _x .x".split()
+REFUSED_LOGINS = ["-x", "a b", "a\tb", "a;b", "a|b", "$(id)", "`id`", "a'b", 'a"b', "a{b}", "a\\", "a\x85b", "x" * 300]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("login", LOGINS)
+def test_a_login_that_ssh_accepts_is_accepted(home, login):
+    text = login if login[0] in "01C" else json.dumps(login)  # numbers without quotes, too
+    own, named = load(home, f"p: {{identity_file: {home}/pool, hosts: [{{ip: 1.1.1.1, user: {text}}}, 1.1.1.2]}}")
+    assert own.address.user == login and named.address.user == getpass.getuser()
+    assert Address.parse(str(own.address)) == own.address
+    typed = inventory.reach(f"{login}@1.1.1.3:2222", home / "none", home)
+    assert (typed.address.user, typed.address.host, typed.address.port) == (login, "1.1.1.3", 2222)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("login", REFUSED_LOGINS)
+def test_a_login_that_ssh_refuses_is_an_error_of_its_host_only(home, login):
+    path = home / "pools.yaml"
+    path.write_text(f"p: {{identity_file: {home}/pool, hosts: [{{ip: 1.1.1.1, user: {json.dumps(login)}}}, 1.1.1.2]}}")
+    found = inventory.load(path, home)
+    assert [host.name for host in found.hosts] == ["1.1.1.2"]
+    assert "is not a valid user and address" in found.unusable[0].why or "expected text" in found.unusable[0].why
+    with pytest.raises(UsageError):
+        inventory.reach(f"{login}@1.1.1.3", home / "none", home)
+
+
 ENTRIES = """
 ok: {{user: ann, identity_file: {home}/pool, hosts: [1.1.1.1, {{ip: 1.1.1.2, password: hunter2}}, 1.1.1.3, 1.1.1.3, 7]}}
 words: {{password: hunter2, hosts: [2.2.2.1, 2.2.2.2]}}
@@ -321,6 +348,21 @@ def test_an_entry_that_is_no_yaml_value_is_an_error_of_this_entry_only(home):
         ),
         ("e", ": line 7: could not determine a constructor for the tag '!no'"),
     ]
+
+
+def test_an_error_of_one_host_leaves_the_hosts_of_a_pool_with_a_merge_key(home):
+    path = home / "ssh_node_pools.yaml"
+    path.write_text(
+        f"a: &a {{identity_file: {home}/pool, user: 0042, hosts: [1.1.1.1]}}\n"
+        "b: {<<: *a, user: ann, hosts: [2.2.2.1, {ip: 2.2.2.2, ip: 2.2.2.3}]}\nc: {<<: *a, hosts: [3.3.3.1]}\n"
+    )
+    own = inventory.load(path, home)
+    assert [f"{host.address.user}@{host.place}" for host in own.hosts] == [
+        "0042@a/1.1.1.1",
+        "ann@b/2.2.2.1",
+        "0042@c/3.3.3.1",
+    ]
+    assert [one.why for one in own.unusable] == [f"{path}: pool b, host ?: line 2: 'ip' is given twice"]
 
 
 def test_a_key_readable_by_others_is_an_error_of_its_entries_only(home):
