@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra import strict_yaml
 from infra.errors import UsageError
 from infra.machines import inventory, tolerant_yaml
 from infra.machines.inventory import InvalidEntry, check_keys, price_of, refuse_unusable, text_of
@@ -46,7 +45,7 @@ OURS = (
     "parsable",
     "time",  # the key `time`, and the limits of a run
 )
-WORDS = ("account", "qos", "time")  # text, even if YAML reads 1:30:00 or 0042 as a number
+WORDS = ("account", "qos", "time", "user")  # text, even if YAML reads 1:30:00 or 0042 as a number
 # The formats of sbatch's --time; without a unit a number means minutes.
 _TIME = re.compile(
     r"((?P<days>[0-9]{1,4})-(?P<hours>[0-9]{1,5})(:(?P<minutes>[0-9]{1,5})(:(?P<seconds>[0-9]{1,5}))?)?)"
@@ -131,7 +130,7 @@ def load(path: Path, home: Path | None = None) -> Clusters:
     inventory.
     """
     try:
-        document = _read(path)
+        document = tolerant_yaml.read(path, WORDS)
     except FileNotFoundError:
         raise UsageError(
             f"the inventory {path} does not exist; copy slurm_clusters.yaml.example to this path, and edit the copy"
@@ -146,27 +145,6 @@ def load(path: Path, home: Path | None = None) -> Clusters:
         except UsageError as error:
             unusable.append(InvalidEntry(str(name), "", str(error)))
     return Clusters(tuple(usable), tuple(unusable))
-
-
-def _read(path: Path) -> Any:
-    """Return the document of a file, with the values of WORDS as written.
-
-    Words that a merge key (`<<`) brings, or below a key that is no text, stay as YAML reads them; so do all words
-    beside an entry that is no YAML value.
-    """
-    try:
-        found = strict_yaml.documents(path)
-    except UsageError:
-        return tolerant_yaml.read(path)
-    if len(found) != 1:
-        return None
-    for place, text in found[0].texts.items():
-        inner = found[0].value
-        for key in place[:-1]:
-            inner = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and place[-1] in WORDS and inner.get(place[-1]) is not None:
-            inner[place[-1]] = text
-    return found[0].value
 
 
 def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:

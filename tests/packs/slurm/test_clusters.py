@@ -77,12 +77,12 @@ def test_time_that_sbatch_refuses_is_refused(tmp_path, text):
 def test_merge_keys_and_numbers_as_names_are_read_or_refused_in_words(tmp_path):
     path, key = tmp_path / "clusters.yaml", tmp_path / "key"
     key.touch(mode=0o600)
-    base = f"{{host: login, identity_file: {key}, time: 2h}}"
+    base = f"{{host: login, identity_file: {key}, time: 1:30:00}}"
     path.write_text(f"fx: &base {base}\ngy:\n  <<: *base\n  account: 0042\n7: {base}\nhz: [{{time: 1:30}}]\n")
     found = load(path, tmp_path)
     assert [(one.name, one.common.time_s, one.common.account) for one in found.usable] == [
-        ("fx", 7200.0, ""),
-        ("gy", 7200.0, "0042"),
+        ("fx", 5400.0, ""),
+        ("gy", 5400.0, "0042"),
     ]
     assert "the name must be text" in found.unusable[0].why and len(found.unusable) == 2
 
@@ -96,12 +96,44 @@ def test_a_cluster_that_is_no_yaml_value_is_an_error_of_this_cluster_only(tmp_pa
         f"fx: {base}\ngy: {base}\ngy: {base}\nhz: {twice}\nix: {base.replace('2h', '1:30:00')}\njy: {base}\n"
     )
     found = load(path, tmp_path)
-    assert [one.name for one in found.usable] == ["fx", "jy"]
+    assert [(one.name, one.common.time_s) for one in found.usable] == [("fx", 7200.0), ("ix", 5400.0), ("jy", 7200.0)]
     assert [one.why.removeprefix(f"{path}: cluster ") for one in found.unusable] == [
         "gy: 'gy' is given twice",
         "hz: line 4: 'host' is given twice",
-        "ix: time is 5400; expected text",
     ]
+
+
+BAD = {
+    "": "",
+    "gy: {BASE}\ngy: {BASE}\n": "gy: 'gy' is given twice",
+    "gy: {host: login, host: other}\n": "gy: line 1: 'host' is given twice",
+    "gy: !!python/object/apply:os.system [id]\n": "gy: line 1: could not determine a constructor for the tag "
+    "'tag:yaml.org,2002:python/object/apply:os.system'",
+    "gy: {host: login, port: !!int ''}\n": "gy: line 1: this value cannot be read: IndexError('string index out of "
+    "range')",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize(
+    ("own", "of_part", "wanted"),
+    [
+        ("time: 90, account: 0042, user: 0123", "", (5400.0, "0042", "0123")),
+        ("time: 1:30:00, qos: 7, account: 1_000, user: 1e3", "", (5400.0, "1_000", "1e3")),
+        ("account: 2026-11-30, user: yes", "time: 1:30:00", (5400.0, "2026-11-30", "yes")),
+        ("time: 2-12, account: on, user: 'ann'", "time: 90", (5400.0, "on", "ann")),
+    ],
+)
+def test_words_are_kept_as_written_beside_a_cluster_with_an_error(tmp_path, bad, own, of_part, wanted):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    base = f"host: login, identity_file: {key}"
+    path.write_text(bad.replace("BASE", base) + f"fx: {{{base}, {own}, partitions: {{gpu: {{{of_part}}}}}}}\n")
+    found = load(path, tmp_path)
+    (one,) = found.usable
+    gpu = one.queue("gpu")
+    assert (gpu.time_s, gpu.account, one.address.user) == wanted
+    assert [one.why.removeprefix(f"{path}: cluster ") for one in found.unusable] == list(filter(None, [BAD[bad]]))
 
 
 @pytest.mark.parametrize("account", ["abc@v100", "physics+gpu", "0042"])
