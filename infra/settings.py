@@ -4,7 +4,6 @@ Precedence, highest first: flag, overlay of a rehearsal, `-e KEY=V`, shell, `.en
 """
 
 import difflib
-import io
 import json
 import os
 import re
@@ -56,7 +55,6 @@ class SettingsWarning(UserWarning):
     """A settings file is odd but usable. Issued once per process and message."""
 
 
-UNREAD = re.compile(r"\$[({]")  # of a shell, but not of dotenv files
 HOOK = "SLIPWAY_HOOK_"  # prefix of a hook's variable
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|^SLIPWAY_HOOK_")
 _warned: set[str] = set()  # a change of warning filters clears Python's own record
@@ -330,39 +328,13 @@ def read_dotenv(path: Path) -> dict[str, str]:
     """Return the variables in a dotenv file, or {} without the file. Raises UsageError."""
     if not path.exists():
         return {}
-    from dotenv.parser import parse_stream
-    from dotenv.variables import Variable, parse_variables
-
-    try:
-        bindings = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8-sig"))))
-        mode = path.stat().st_mode & 0o777
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f".env: {error}") from error
-    read: dict[str, str] = {}
-    for one in bindings:
-        line = one.original.line + len(one.original.string) - len(one.original.string.lstrip("\r\n"))
-        if one.error or one.key and (one.value is None or "\0" in one.value or not one.key.isidentifier()):
-            _warn(f"{path}: line {line} is left out: expected NAME=value")
-        elif one.key and one.value is not None:
-            known = {**os.environ, **read}
-            is_literal = one.original.string.partition("=")[2].lstrip().startswith("'")
-            # As in a shell, single quotes protect everything. Outside of `export NAME=`, `$` may belong to a password.
-            own = r"[A-Za-z_]\w*" if one.original.string.lstrip().startswith("export ") else re.escape(one.key)
-            parts = [] if is_literal else list(parse_variables(re.sub(rf"\$({own})\b", r"${\1}", one.value)))
-            unknown = [f"${{{part.name}}}" for part in parts if isinstance(part, Variable) and part.default is None
-                       and part.name not in known]  # fmt: skip
-            if unknown:
-                _warn(f"{path}: line {line}: {', '.join(unknown)} is not set, and counts as empty. To keep the text, "
-                      "put the value into single quotes")  # fmt: skip
-            left = (part.default if isinstance(part, Variable) else getattr(part, "value", "") for part in parts)
-            if any(UNREAD.search(one or "") for one in left):
-                _warn(f"{path}: line {line}: $(...), and ${{...}} other than ${{NAME}} and ${{NAME:-text}}, stay text")
-            read[one.key] = one.value if is_literal else "".join(part.resolve(known) for part in parts)
-    read = {name: value for name, value in read.items() if value}
+    read, notes = packs.load("infra.dotenv_file:read")(path)
+    for note in notes:
+        _warn(f"{path}: {note}")
     _refuse_unknown(read, ".env")
-    if mode & 0o077 and (keys := [name for name in read if is_secret(name)]):
+    if path.stat().st_mode & 0o077 and (keys := [name for name in read if is_secret(name)]):
         _warn(f"{path} holds {', '.join(keys)}, and other users can read the file; run: chmod 600 {quote(str(path))}")
-    return read
+    return dict(read)
 
 
 def unlikely(key: str) -> str:

@@ -58,8 +58,9 @@ def set_variables(root: Path, values: Mapping[str, str]) -> bool:
 
 def with_variables(text: str, values: Mapping[str, str]) -> str:
     """Return the text of a `.env` file with these variables set. Raises UsageError."""
-    from dotenv import dotenv_values
     from dotenv.parser import parse_stream
+
+    from infra import dotenv_file
 
     for variable, value in values.items():
         check(variable, value)
@@ -74,7 +75,9 @@ def with_variables(text: str, values: Mapping[str, str]) -> str:
         else:
             body = _with_line("".join(said for _, said in parts), variable, line)
         text = (BOM if text.startswith(BOM) else "") + body
-        if dotenv_values(stream=io.StringIO(text)).get(variable) != value:  # E.g. after an open quote.
+        if {one.name: one.value for one in dotenv_file.lines(text, {})}.get(
+            variable
+        ) != value:  # E.g. after an open quote.
             raise UsageError(
                 f"{NAME}: the file would not return the new value of {variable}; correct the syntax of the file"
             )
@@ -85,7 +88,9 @@ def quoted(value: str) -> str:
     """Return a value in the syntax of `.env`."""
     if PLAIN.fullmatch(value):
         return value
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if not set(value) & {"'", "\\"}:
+        return f"'{value}'"
+    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
 def _with_line(text: str, variable: str, line: str) -> str:

@@ -1,13 +1,15 @@
 """`.env` after a change by `inv init`: one variable is set, and every other byte stays."""
 
-import io
+import os
 import stat
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from dotenv import dotenv_values
 
 from flows.installation import env_file
+from infra import dotenv_file
 from infra.errors import UsageError
 
 OWN = "# mine\nexport LIUM_API_KEY='old one'  # note\n\nOTHER = 3\nnot a line of ours\nHF_TOKEN=a\nHF_TOKEN=b"
@@ -34,14 +36,35 @@ def test_a_new_line_follows_its_explanation():
     assert text == "# RunPod: the key\n# RUNPOD_API_KEY=\nRUNPOD_API_KEY=k\n\n# Lium\n# LIUM_API_KEY=\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("before", ["", OWN, "\ufeffA=1\r\nB=2\r\n", "A=1"])
 @pytest.mark.parametrize(
-    "value", ["rpa_ABC123", "a'b", 'a"b', "back\\slash", "a b#c", "#x", "$HOME", "a=b", "s3://b/f?x=1"]
+    "value",
+    [
+        "rpa_ABC123",
+        "a'b",
+        'a"b',
+        "back\\slash",
+        "a b#c",
+        "#x",
+        "$HOME",
+        "a=b",
+        "s3://b/f?x=1",
+        r"a\\b",
+        "a\\",
+        r"a\'b",
+        r"it's \$5",
+        r"\n'",
+        "'",
+        "\\",
+    ],
 )
 def test_a_key_with_any_content_is_read_back_unchanged(before, value):
     text = env_file.with_variables(before, {"RUNPOD_API_KEY": value})
-    assert dotenv_values(stream=io.StringIO(text))["RUNPOD_API_KEY"] == value
+    assert {one.name: one.value for one in dotenv_file.lines(text, os.environ)}["RUNPOD_API_KEY"] == value
     assert text.startswith(before)
+    line = text.splitlines()[-1] + '; printf %s "$RUNPOD_API_KEY"'
+    assert subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout == value
 
 
 @pytest.mark.parametrize("value", ["two\nlines", " lead", "größer", "${HOME}", "bell\a"])

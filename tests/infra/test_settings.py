@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -120,7 +121,51 @@ def test_dotenv_expands_the_lines_of_a_shell(tmp_path, monkeypatch):
     (tmp_path / ".env").write_text("\n".join((*lines, "export KEPT='$PLACE'", 'export B="$BOOKS/b"')))
     monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
     wanted = {"PATH": "/usr/bin:/x", "BOOKS": "/data/books", "LD_LIBRARY_PATH": "/lib:/y", "COST": "a$PLACE"}
-    assert settings.read_dotenv(tmp_path / ".env") == {**wanted, "KEPT": "$PLACE", "B": "/data/books/b"}
+    with pytest.warns(settings.SettingsWarning, match=r"line 4: \$NAME stays text in a line without `export`") as told:
+        read = settings.read_dotenv(tmp_path / ".env")
+    assert len(told) == 1 and read == {**wanted, "KEPT": "$PLACE", "B": "/data/books/b"}
+
+
+# Values with the same meaning in bash.
+SHELL = r"""
+'a\\b' 'a\nb' 'pa\$word' 'C:\dir' 'a"b' '$SET' '${SET}' '$(id)' 'a#b' "pa\$word" "pa\$SET" "pa\${SET}" "a\\b" "a\"b"
+"\\\$SET" "a\\\$b" "${SET}/\$SET" pa\$word "it's" "a#b"
+""".split()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("export", ["", "export "])
+@pytest.mark.parametrize("value", SHELL)
+def test_dotenv_reads_quotes_and_escapes_as_a_shell(tmp_path, monkeypatch, recwarn, export, value):
+    monkeypatch.setenv("SET", "seen")
+    (tmp_path / ".env").write_text(f"{export}A={value}\n")
+    line = f'{export}A={value}; printf %s "$A"'
+    theirs = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    assert settings.read_dotenv(tmp_path / ".env") == {"A": theirs} and not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "is_told"),
+    [
+        ('A="$SET/x"', "$SET/x", True),
+        ("A=$SET/x", "$SET/x", True),
+        ("A=${OTHER:-$SET}", "$SET", True),
+        ("A=pa$word9", "pa$word9", False),
+        ("A='$SET/x'", "$SET/x", False),
+        (r'A="\$SET/x"', "$SET/x", False),
+        ('A="${SET}/x"', "seen/x", False),
+        ('export A="$SET/x"', "seen/x", False),
+    ],
+)
+def test_dotenv_reports_a_set_variable_that_stays_text_without_a_value(
+    tmp_path, monkeypatch, recwarn, line, value, is_told
+):
+    """The journal of rented machines would be in a folder `$HOME` of the checkout."""
+    monkeypatch.setenv("SET", "seen")
+    (tmp_path / ".env").write_text(f"\n{line}\n")
+    assert settings.read_dotenv(tmp_path / ".env") == {"A": value}
+    said = [str(one.message) for one in recwarn]
+    assert len(said) == is_told and all("line 2: $NAME stays text" in one and "seen" not in one for one in said)
 
 
 @pytest.mark.process  # botocore looks up this machine
