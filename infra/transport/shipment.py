@@ -60,6 +60,7 @@ class SyncPlan:
     refused: tuple[FileRefusal, ...]
     ignored_files: int
     ignored_bytes: int
+    pointers: tuple[str, ...] = ()  # as in `SendSize`
 
 
 def survey(root: Path) -> dict[str, os.stat_result]:
@@ -151,7 +152,8 @@ def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) ->
     Raises UsageError as `pack` does.
     """
     packed = pack(root, anyway)
-    sizes = {path: os.lstat(packed.root / path).st_size for path in packed.files}
+    found = {path: os.lstat(packed.root / path) for path in packed.files}
+    sizes = {path: seen.st_size for path, seen in found.items()}
     ignored = _ignored(packed.root)
     return SyncPlan(
         files=len(sizes),
@@ -162,6 +164,7 @@ def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) ->
         refused=packed.refused,
         ignored_files=len(ignored),
         ignored_bytes=sum(ignored),
+        pointers=_pointers(packed.root, found),
     )
 
 

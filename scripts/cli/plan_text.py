@@ -1,11 +1,12 @@
 """Renderers for a plan: text for people, and a JSON document."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from infra.market.step_times import AROUND, evidence, total
-from infra.records import Plan
+from infra.records import Plan, PlannedMount
 from infra.settings import is_rented as costs
 from infra.units import MOST_S, about, between, count, estimated, size
 from infra.units import dollars as usd
@@ -38,11 +39,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def mount_lines(plan: Plan) -> list[str]:
+def mount_lines(mounts: Sequence[PlannedMount], user: str = "job") -> list[str]:
     """Return a line for each uploaded file or folder, and a line for each file left out."""
     lines = []
-    for one in plan.mounts:
-        where = f"to {one.at}" if one.at else "as the working folder of the job"
+    for one in mounts:
+        where = f"to {one.at}" if one.at else f"as the working folder of the {user}"
         asks = (
             f"; {one.hidden} is a hidden folder of your home: the launch asks before the upload"
             if one.needs_confirmation
@@ -53,11 +54,15 @@ def mount_lines(plan: Plan) -> list[str]:
         lines += [f"  not sent: {refused}" for refused in one.refused[:MOST_REFUSED]]
         more = len(one.refused) - MOST_REFUSED
         lines += [f"  not sent: {count(more, 'more file')}"] if more > 0 else []
-        if one.pointers:
-            names = ", ".join(one.pointers[:3]) + (", ..." if len(one.pointers) > 3 else "")
-            what = f"{count(len(one.pointers), 'pointer')} of Git LFS instead of content: {names}"
-            lines.append(f"  sends {what}. To fetch the content: git lfs pull")
+        lines += [f"  {line}" for line in pointer_lines(one.pointers)]
     return lines
+
+
+def pointer_lines(pointers: Sequence[str]) -> list[str]:
+    """Return a line about the pointers of Git LFS to send; no line without pointers."""
+    names = ", ".join(pointers[:3]) + (", ..." if len(pointers) > 3 else "")
+    what = f"{count(len(pointers), 'pointer')} of Git LFS instead of content: {names}"
+    return [f"sends {what}. To fetch the content: git lfs pull"] if pointers else []
 
 
 def whole_s(seconds: float | None) -> float | None:
@@ -79,7 +84,7 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     out = console(stderr)
     if plan.artifacts:
         out.print(table, "")
-    for line in (*plan.notes, *mount_lines(plan)):
+    for line in (*plan.notes, *mount_lines(plan.mounts)):
         out.print(clean(line), markup=False)
     for one in plan.doubtful:
         said = f"{one.name} was made by different code: {', '.join(one.differs)} (--keep-made or --remake)"

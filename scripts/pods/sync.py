@@ -15,6 +15,7 @@ from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
+from scripts.cli.plan_text import pointer_lines
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.pods.transfers import about, moved, rate
@@ -58,7 +59,7 @@ def sync(spec: SyncFlags) -> None:
 
 
 def show_sync(plan: SyncPlan, run: str) -> None:
-    """Print the effect of a push: totals, largest files, and refused and ignored files with reasons."""
+    """Print the effect of a push: totals, largest files, and refused and ignored files with reasons, and pointers."""
     out = render.console(stderr=False)
     since = f" since the last push to {run}" if run else ""
     out.print(
@@ -70,4 +71,6 @@ def show_sync(plan: SyncPlan, run: str) -> None:
     out.print(table, markup=False)
     for refusal in plan.refused:
         out.print(f"refused, not sent: {render.clean(str(refusal))}", markup=False)
+    for line in pointer_lines(plan.pointers):
+        out.print(render.clean(line), markup=False)
     out.print(f"ignored by git: {plan.ignored_files:,} files, {render.size(plan.ignored_bytes)}")

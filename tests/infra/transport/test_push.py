@@ -395,6 +395,7 @@ def test_pointers_of_git_lfs_are_counted(root):
     write(root, {"data/.gitattributes": b"*.bin filter=lfs diff=lfs merge=lfs -text\n"})
     assert shipment.measure(root).pointers == ("data/a.bin",)
     assert shipment.measure(root / "data", "a.bin").pointers == ("a.bin",)
+    assert shipment.preview(root, {}).pointers == ("data/a.bin",)
 
 
 @pytest.mark.parametrize("place", [".gitattributes", ".git/info/attributes"])
