@@ -17,10 +17,11 @@ from infra.agent.shell import Script
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import ACCOUNTS
-from infra.records import Carried
+from infra.records import Carried, PlannedMount
 from infra.runs.timing import Say
 from infra.settings import Settings, read_dotenv
 from infra.transport import shipment
+from infra.transport.scan import home_folders
 from serve.engines import OWN_RUN
 from serve.service import Probe, Service
 
@@ -45,8 +46,7 @@ def check(service: Service, is_here: bool, settings: Settings, is_own_machine: b
     file = service.file
     if not file.run.strip():
         raise UsageError(f"--engine {OWN_RUN}: the file has no `run`; add the line `run: COMMAND`")
-    for one in carried(service):
-        shipment.measure(Path(one.source), one.file)  # Raises before any machine is rented.
+    planned(service)  # Raises before any machine is rented.
     for path, _, _ in mounts(service):
         if is_own_machine and path.startswith("/"):
             raise UsageError(
@@ -128,6 +128,27 @@ def carried(service: Service) -> tuple[Carried, ...]:
         for _, source, name in mounts(service)
     }
     return (*folder, *sent.values())
+
+
+def planned(service: Service) -> tuple[PlannedMount, ...]:
+    """Return the files and folders to send, by each path on the replica, after an inspection of all files.
+
+    Raises UsageError if a file cannot be read, or no file of a folder is fit to send.
+    """
+    sent = {one.name: one for one in carried(service)}
+    sizes = {name: shipment.measure(Path(one.source), one.file) for name, one in sent.items()}
+    places = [(WORKDIR, "")] if WORKDIR in sent else []
+    return tuple(
+        PlannedMount(
+            source=home_folders.shown(Path(sent[name].source) / sent[name].file),
+            at=path,
+            files=sizes[name].files,
+            bytes=sizes[name].bytes,
+            refused=tuple(map(str, sizes[name].refused)),
+            pointers=sizes[name].pointers,
+        )
+        for name, path in (*places, *((name, path) for path, _, name in mounts(service)))
+    )
 
 
 def mounts(service: Service) -> list[tuple[str, Path, str]]:

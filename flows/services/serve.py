@@ -18,7 +18,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.service_rows import ServiceRow
 from infra.names import check_name
-from infra.records import Offer
+from infra.records import Offer, PlannedMount
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings, is_secret
@@ -49,6 +49,11 @@ class Revision:
     row: ServiceRow | None
     old: WantedService | None
     variants: dict[str, Variant]
+
+    @property
+    def mounts(self) -> tuple[PlannedMount, ...]:
+        """Return the files and folders that every replica gets. Raises UsageError."""
+        return own_run.planned(self.version.service) if self.version.engine == OWN_RUN else ()
 
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:

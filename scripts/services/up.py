@@ -13,6 +13,7 @@ from infra.units import count, dollars, in_usd, rate
 from scripts.cli import context, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import TALK, Output, Questions
+from scripts.cli.plan_text import mount_lines
 from scripts.cli.render import columns, print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
@@ -73,6 +74,7 @@ def up(spec: ServeUpFlags) -> None:
             prompts.confirm(spec.yes)
         elif wanted != old:
             render.tell(f"{name}: {_engine_of(found.version)}, replicas on {revision.places(found.version, settings)}")
+            tell_mounts(found)
         with terminal.show_while(f"{name}: starting the controller"):
             seen = use_case.set_desired_state(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
@@ -122,9 +124,11 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
                 "min_replicas": least,
                 "max_replicas": most,
                 "placement": rows,
+                "mounts": found.mounts,
             }
         )
         return
+    tell_mounts(found)
     table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
     for number, one in enumerate(offers[:SHOWN], 1):
         what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
@@ -156,6 +160,12 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
         rented = [(one, each) for one in offers if is_rented(one.provider)]
         off = "requests fail, because the gateway runs on this machine; replicas are not replaced"
         offers_table.show_laptop_off(off, rented, settings)
+
+
+def tell_mounts(found: use_case.Revision) -> None:
+    """Print the files and folders that every replica gets, and the files left out."""
+    for line in mount_lines(found.mounts, "replica"):
+        render.tell(line)
 
 
 def _engine_of(version: Version) -> str:

@@ -1,5 +1,7 @@
 """Replicas that run the `run` of a service file: the choice, the steps, the secrets, and the limits of the gateway."""
 
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.settings import Settings
+from infra.transport.scan.inspector import EMPTY_SUBMODULE
 from serve import own_run, revision, service
 from serve.controller import limits_of
 from serve.policy.replica_states import Facts, ProcessStatus, State
@@ -144,6 +147,39 @@ def test_command_takes_a_typed_variable_of_a_service(tmp_path):
     words = ("serve.up", str(path), "--provider", "local", "--dry-run")
     assert "give -e MODEL_NAME=VALUE" in world.json(*words, code=2)["error"]
     assert "error" not in world.json(*words, "-e", "MODEL_NAME=tiny")
+
+
+@pytest.mark.process
+def test_plan_lists_the_files_to_send_and_the_files_without_content_here(tmp_path):
+    """The machine would be rented, and the engine end with ModuleNotFoundError."""
+    root, data = tmp_path / "app", tmp_path / "data"
+    for folder in (root, data, root / "library"):
+        folder.mkdir()
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    (root / "app.py").write_text("import library\n")
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "begin"]
+    subprocess.run(["git", "-C", root / "library", *commit], check=True)
+    subprocess.run(["git", "-C", root, "add", "-A"], check=True, capture_output=True)
+    shutil.rmtree(root / "library" / ".git")  # as after a clone without --recursive
+    (data / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (data / "a.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{7:064}\nsize 12345\n")
+    path, world = tmp_path / "pages.yaml", World(tmp_path, {})
+    path.write_text(
+        f"service: {{replicas: 1}}\nworkdir: {root}\nfile_mounts: {{~/data: {data}, ~/again: {data}}}\nrun: serve\n"
+    )
+    words = ("serve.up", str(path), "--provider", "local", "--dry-run")
+    said = world.run(*words).stderr
+    lines = [
+        f"sends {root} as the working folder of the replica: 1 file, 15 B",
+        f"  not sent: library: {EMPTY_SUBMODULE}",
+        f"sends {data} to ~/data: 2 files, 147 B",
+        "  sends 1 pointer of Git LFS instead of content: a.bin. To fetch the content: git lfs pull",
+    ]
+    assert all(line in said.splitlines() for line in lines), said
+    mounts = world.json(*words)["mounts"]
+    assert [one["at"] for one in mounts] == ["", "~/data", "~/again"]
+    assert [one["pointers"] for one in mounts] == [[], ["a.bin"], ["a.bin"]]
+    assert mounts[0]["refused"] == [f"library: {EMPTY_SUBMODULE}"]
 
 
 @pytest.mark.parametrize(
