@@ -254,7 +254,9 @@ def settings_page() -> str:
             "source.",
             "",
             "`.env` and `slipway.yaml` are at the root of the checkout. `.env` holds variables; copy "
-            "`.env.example`. `slipway.yaml` holds lines of the form `name: value` with the names of the "
+            "`.env.example`. In `.env`, single quotes protect all characters, and outside of single quotes "
+            "`${NAME}` is the value of a variable and `\\$` a dollar; `$NAME` stays text, except in `export` "
+            "lines. `slipway.yaml` holds lines of the form `name: value` with the names of the "
             "second column; keys in `slipway.yaml` are ignored. Relative paths start at the checkout, or "
             "at the current folder if typed or exported.",
             "",
