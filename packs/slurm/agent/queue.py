@@ -11,7 +11,6 @@ Slurm cannot be queried.
     cancel NAME        cancel the jobs with this name; return the remaining jobs
 """
 
-import getpass
 import json
 import os
 import re
@@ -81,7 +80,7 @@ def jobs(name: str = "") -> Dict[str, Any]:
     """Return this user's jobs, oldest first. Raises QueueError when squeue fails, instead of an empty list."""
     which = ["--name", name] if name else []
     # --all: jobs in hidden partitions, too.
-    asked = ["--noheader", "--all", "--states", "all", "--user", getpass.getuser(), *which]
+    asked = ["--noheader", "--all", "--states", "all", "--user", str(os.getuid()), *which]
     said = call(["squeue", *asked, "-o", JOB_FORMAT])
     return {"jobs": sorted(rows(said, JOB), key=lambda one: number(one["job"]))}
 
@@ -91,7 +90,7 @@ def ended(*names: str) -> Dict[str, Any]:
 
     Only squeue decides that a job is alive: the accounting may list a vanished job as running.
     """
-    asked = ["--allocations", "--user", getpass.getuser(), "--name", ",".join(names), "--starttime", "now-30days"]
+    asked = ["--allocations", "--user", str(os.getuid()), "--name", ",".join(names), "--starttime", "now-30days"]
     try:
         said = call(["sacct", "--noheader", "--parsable2", *asked, "-o", "JobIDRaw,State,JobName"], within_s=ACCOUNT_S)
     except QueueError:
@@ -149,7 +148,7 @@ def test(*options: str) -> Dict[str, Any]:
 def cancel(name: str) -> Dict[str, Any]:
     """Cancel the live jobs with this name; return the remaining live jobs."""
     if any(lives(one) for one in jobs(name)["jobs"]):
-        call(["scancel", "--name", name, "--user", getpass.getuser()])
+        call(["scancel", "--name", name, "--user", str(os.getuid())])
     return {"jobs": [one for one in jobs(name)["jobs"] if lives(one)]}
 
 

@@ -36,7 +36,7 @@ case ${0##*/} in
 squeue)
     case "$SQUEUE_PARTITION$SQUEUE_ACCOUNT$SQUEUE_QOS$SQUEUE_NODES" in ?*) exit 0; esac
     [ -z "$SQUEUE_FORMAT2" ] || { echo "squeue: error: two formats" >&2; exit 1; }
-    case " $* " in *" --all "*) ;; *) exit 0; esac
+    case " $* " in *" --all "*" --user $(id -u) "*) ;; *) exit 0; esac
     [ -e cancelled ] || echo '7|RUNNING|gpu|1|1:00|node1|sw1-a|None';;
 sacct) [ -n "$SACCT_FEDERATION" ] || echo '7|TIMEOUT|sw1-a';;
 sinfo) [ -n "$SINFO_PARTITION" ] || echo 'n1|gpu|idle|8|16000|1-00:00:00|gpu:4';;
@@ -46,7 +46,7 @@ esac
 """
 OWN_OPTIONS = """
 SQUEUE_PARTITION SQUEUE_ACCOUNT SQUEUE_QOS SQUEUE_NODES SQUEUE_FORMAT2 SCANCEL_INTERACTIVE SCANCEL_PARTITION
-SCANCEL_STATE SINFO_PARTITION SACCT_FEDERATION SBATCH_ARRAY_INX SBATCH_WAIT
+SCANCEL_STATE SINFO_PARTITION SACCT_FEDERATION SBATCH_ARRAY_INX SBATCH_WAIT LOGNAME
 """.split()
 
 

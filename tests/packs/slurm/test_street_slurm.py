@@ -171,7 +171,8 @@ def test_run_of_a_dead_launcher_comes_home_on_request(world, cluster, pods):
 def test_a_variable_of_the_user_hides_no_job_of_the_queue(cluster, monkeypatch):
     job = cluster.call("sbatch", "--hold", "--parsable", "--job-name=mine", "--wrap", "true").strip()
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-    for name in ("SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_QOS", "SCANCEL_PARTITION", "SCANCEL_INTERACTIVE"):
+    monkeypatch.setenv("SCANCEL_INTERACTIVE", "true")
+    for name in ("SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_QOS", "SCANCEL_PARTITION", "LOGNAME"):
         monkeypatch.setenv(name, "other")
     assert cluster.call("squeue", "-h", "-j", job, may_fail=True) == "", "the variable is an option of squeue"
     assert queue.newest("mine")["job"] == job
