@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ SHOWN_WAIT_S = 5.0  # a longer wait is reported
 SLOWEST_BYTES_PER_S = 100_000  # slower transfers count as stuck
 _SIGNED = re.compile(r"(?i)((?:x-amz-[a-z-]+|signature|awsaccesskeyid|token|expires)=)[^&\s'\"]+")
 _BEARER = re.compile(r"(?i)(bearer )\S+")
+# Of the header `ratelimit: "api";r=0;t=55` of a Hugging Face hub.
+_SPENT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -73,6 +75,29 @@ class Patience:
                 log.warning("%s: %s; trying again in %.0f s", what, clean(seen), pause_s)
             time.sleep(pause_s)
         raise StoreAway(f"{what}: {clean(seen)}; given up after {tries} tries")
+
+
+def asked_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that an answer asks to wait: Retry-After in seconds or as a date, or a spent rate limit.
+
+    headers: names in lower case, or a mapping that ignores case. Return None if the answer asks for no wait.
+    """
+    from email.utils import parsedate_to_datetime
+
+    def time_of(name: str) -> float:
+        return parsedate_to_datetime(headers[name]).timestamp()
+
+    said = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", said):
+        return float(said)
+    if said:
+        try:
+            # The clock of this machine may be wrong, so the date of the answer goes first.
+            return max(0.0, time_of("retry-after") - (time_of("date") if "date" in headers else time.time()))
+        except (ValueError, OverflowError):
+            return None
+    spent = _SPENT.search(headers.get("ratelimit", ""))
+    return float(spent[1]) if spent else None
 
 
 def run_with_timeout(limit_s: float, action: Callable[[], T]) -> T:

@@ -98,8 +98,11 @@ class Backend(ABC):
     def create_command(self) -> str:
         """Return the vendor's shell command that creates the bucket or repository."""
 
-    def check_writable(self) -> None:
-        """Raise StoreError unless a probe file with a hidden name can be written and removed."""
+    def check_writable(self, is_shared: bool = True) -> None:
+        """Raise StoreError unless a probe file with a hidden name can be written and removed.
+
+        is_shared: also require what keeps the files of two writers apart.
+        """
         name = f".probe-{uuid.uuid4().hex}"
         self.put({name: b"x"})
         self.put({}, [name])

@@ -20,12 +20,14 @@ from store import credentials
 from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
 from store.backends.bucket import BucketBackend
 from store.manifest import AccessDenied, NoStore, StoreError
-from store.patience import Conflict, Patience, Retryable, clean
+from store.patience import Conflict, Patience, Retryable, asked_wait_s, clean
 
 GOOGLE = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 STEP_BYTES = 256 << 10  # all parts of an upload except the last are multiples of this
 SLOW_DOWN = ("rateLimitExceeded", "userRateLimitExceeded")  # reasons that may also come with status 403
+NO_BUCKET = "bucket does not exist"
+OF_BUCKET = ("listing ", "looking for the bucket")  # requests that name no object
 HINT = "set GOOGLE_CREDENTIALS to the key file of a service account, or: gcloud auth application-default login"
 
 
@@ -41,7 +43,7 @@ class GoogleBucket(BucketBackend):
         }
         found: dict[str, ListedFile] = {}
         while True:
-            page = self._ask(f"listing {under or 'it'}", "GET", self._objects(), asked).json()
+            page = self._json(self._ask(f"listing {under or 'it'}", "GET", self._objects(), asked))
             for one in page.get("items", ()):
                 name = one["name"].removeprefix(self.prefix)
                 if not name.endswith("/"):  # a folder marker written by some tools
@@ -52,7 +54,9 @@ class GoogleBucket(BucketBackend):
 
     def entry(self, name: str) -> ListedFile:
         """Return the entry of a file. Raise FileNotFoundError or StoreError."""
-        found = self._ask("looking at it", "GET", self._objects(name), {"fields": "size,generation"}).json()
+        found = self._json(
+            self._ask("looking at it", "GET", self._objects(name), {"fields": "size,generation"}), "size", "generation"
+        )
         return ListedFile(int(found["size"]), found["generation"])
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
@@ -76,7 +80,7 @@ class GoogleBucket(BucketBackend):
                 continue
             body = source if isinstance(source, bytes) else source.read_bytes()
             try:
-                self._ask(
+                answer = self._ask(
                     f"writing {name}",
                     "POST",
                     self._objects(upload=True),
@@ -85,6 +89,7 @@ class GoogleBucket(BucketBackend):
                     body,
                     len(body),
                 )
+                self._json(answer, "name")
             except Conflict:
                 if self.get(name, 0, size + 1) != body:
                     # A real conflict. With equal content, our own earlier attempt succeeded and the response was lost.
@@ -97,7 +102,7 @@ class GoogleBucket(BucketBackend):
         there = f"{self._objects(source.name)}/rewriteTo/b/{self.bucket}/o/{quote(self.prefix + name, safe='')}"
         asked = {"ifSourceGenerationMatch": source.version} if source.version else {}
         while True:  # a large copy takes several requests
-            said = self._ask(f"copying {source.name} to {name}", "POST", there, asked).json()
+            said = self._json(self._ask(f"copying {source.name} to {name}", "POST", there, asked), "done")
             if said["done"]:
                 return
             asked["rewriteToken"] = said["rewriteToken"]
@@ -105,6 +110,8 @@ class GoogleBucket(BucketBackend):
     def _put_parts(self, name: str, source: Path | bytes, size: int, asked: Mapping[str, str]) -> None:
         what = f"writing {name}"
         begun = self._ask(what, "POST", self._objects(upload=True), {"uploadType": "resumable", **asked})
+        if "location" not in begun.headers:
+            raise self._no_google()
         upload, at = begun.headers["location"], 0
         while at < size:
             stop = min(size, at + self.part_bytes)
@@ -199,6 +206,22 @@ class GoogleBucket(BucketBackend):
             return answer
         raise self._translate_error(what, answer)
 
+    def _json(self, answer: Any, *wanted: str) -> dict[str, Any]:
+        """Return the document of an answer with the `wanted` keys. Raise StoreError."""
+        try:
+            said = json.loads(answer.data)
+        except ValueError:
+            raise self._no_google() from None
+        if not isinstance(said, dict) or not said.keys() >= {*wanted}:
+            raise self._no_google()
+        return said
+
+    def _no_google(self) -> StoreError:
+        return StoreError(
+            f"{self.uri}: the service at {_host()} does not answer as Google Cloud Storage; check "
+            "STORAGE_EMULATOR_HOST, and whether a proxy or a login page answers instead"
+        )
+
     def _translate_error(self, what: str, answer: Any) -> Exception:
         status, said, reason = answer.status, answer.data[:2000].decode("utf-8", "replace"), ""
         try:
@@ -208,13 +231,13 @@ class GoogleBucket(BucketBackend):
             pass  # not a Google error document; use the body as the message
         words = f"{self.uri}: {what}: {clean(said)[:300]} ({status})"
         if status in (408, 429) or (status >= 500 and status != 501) or reason in SLOW_DOWN:
-            wait = answer.headers.get("retry-after", "")
-            return Retryable(f"it answers {status} {reason}".strip(), float(wait) if wait.isdigit() else None)
+            return Retryable(f"it answers {status} {reason}".strip(), asked_wait_s(answer.headers))
         if status in (409, 412):
             return self._conflict(words)
         if status in (401, 403):
             return AccessDenied(f"{words}; {HINT}")
-        if status == 404 and ("bucket does not exist" in said or "bucket" in what or what.startswith("listing")):
+        is_object = "No such object" in said  # The name of an object may hold any words.
+        if status == 404 and ((NO_BUCKET in said and not is_object) or what.startswith(OF_BUCKET)):
             return self._no_bucket()
         if status in (404, 410) and what.startswith("writing"):
             return Retryable(f"{what}: the upload was aborted meanwhile")

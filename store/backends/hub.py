@@ -22,7 +22,7 @@ from typing import IO, Any
 from store import credentials
 from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import AccessDenied, NoStore, StoreError
-from store.patience import Conflict, Patience, Retryable, clean
+from store.patience import Conflict, Patience, Retryable, asked_wait_s, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
 HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token with write access"
@@ -203,7 +203,7 @@ class Repository(Backend):
     def version_of(self, source: Path) -> str:
         return _versions(source)[1]
 
-    def check_writable(self) -> None:
+    def check_writable(self, is_shared: bool = True) -> None:
         """Raise StoreError unless the token has write access: announce an upload, which the hub authorizes.
 
         No commit follows, so nothing remains in the repository.
@@ -296,8 +296,7 @@ def _client(answer_s: float) -> Any:
             except httpx2.TransportError as error:
                 raise Retryable(f"{type(error).__name__}: {error}") from None
             if answer.status_code in AGAIN:
-                said = answer.headers.get("retry-after", "")
-                raise Retryable(f"it answers {answer.status_code}", float(said) if said.isdigit() else None)
+                raise Retryable(f"it answers {answer.status_code}", asked_wait_s(answer.headers))
             return answer
 
     hooks = {"request": [hf_request_event_hook]}

@@ -1,8 +1,10 @@
 """Stores on loopback with their real clients: buckets of moto's server and of our own server, and our hub."""
 
+import contextlib
 import hashlib
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,32 @@ class S3:
     def bucket(self) -> str:
         """Return a new bucket name; the bucket does not exist yet."""
         return f"s3://bucket-{uuid.uuid4().hex[:12]}/some/folder"
+
+
+App = Callable[[dict[str, Any], Any], Any]
+
+
+@contextlib.contextmanager
+def serving(app: App) -> Iterator[str]:
+    """Yield the address of a server of a WSGI application."""
+    from werkzeug.serving import make_server
+
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def moto_app() -> App:
+    """Return moto's application, with the same buckets as the server of `s3`."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+
+    found: App = DomainDispatcherApplication(create_backend_app)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from store.run_sync.run_folder import MANIFEST, RunFolder
 from tests import seeds
 from tests.faults.trial import rounds
 from tests.hub import Fault
-from tests.store.conftest import QUICK, TOKEN, digest, quick
+from tests.store.conftest import QUICK, TOKEN, digest, moto_app, quick, serving
 from tests.store.proxy import wire
 from tests.store.test_store import folder_of
 from tests.store.test_uploader import FOLDER, RUN, fetch, pods, uploader
@@ -104,11 +103,8 @@ IGNORED = {
 @contextlib.contextmanager
 def service_without(ability, status="501 Not Implemented", code="NotImplemented"):
     """Yield the address of an S3 service that lacks an ability (moto's behind a filter), and the refused paths."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
-
     refused: list[str] = []
-    moto = DomainDispatcherApplication(create_backend_app)
+    moto = moto_app()
 
     def service(environ, start):
         is_read, query = environ["REQUEST_METHOD"] == "GET", environ["QUERY_STRING"]
@@ -127,14 +123,8 @@ def service_without(ability, status="501 Not Implemented", code="NotImplemented"
             environ.pop(header, None)
         return moto(environ, start)
 
-    server = make_server("127.0.0.1", 0, service, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", refused
-    finally:
-        server.shutdown()
-        thread.join()
+    with serving(service) as url:
+        yield url, refused
 
 
 @pytest.mark.day_cases(2)
