@@ -195,7 +195,7 @@ def plan_for(
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_local_inputs(plan.job.steps)
     if plan.job:
-        _check_writable(settings.store)
+        check_writable(settings.store)
     if plan.job and settings.rehearsal:  # a rehearsal has no real GPUs
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
@@ -255,8 +255,8 @@ def made_policy(remake: bool, keep_made: bool) -> str:
 
 
 @functools.cache
-def _check_writable(store: str) -> None:
-    """Raise StoreError before the training, not after, if the store is not writable. Cached per store."""
+def check_writable(store: str) -> None:
+    """Raise StoreError before the work, not after, if the store is not writable. Cached per store."""
     Store(store).check_writable()
 
 

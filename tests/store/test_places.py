@@ -110,6 +110,7 @@ def service_without(ability, status="501 Not Implemented", code="NotImplemented"
         is_read, query = environ["REQUEST_METHOD"] == "GET", environ["QUERY_STRING"]
         is_lacking = {
             "conditions": "HTTP_IF_NONE_MATCH" in environ,
+            "writes": environ["REQUEST_METHOD"] == "PUT",
             "listing": is_read and "uploads" in query,
             "parts": is_read and "uploadId" in query,
             "copies": "HTTP_X_AMZ_COPY_SOURCE" in environ and not query,

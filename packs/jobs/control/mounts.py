@@ -1,12 +1,16 @@
 """The maker of each mount of a job file: Slipway sends files, the uploader brings folders, an engine makes the rest."""
 
+import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from packs.jobs.control.images import first_image
 from packs.jobs.control.job_file import JobTask, Mount
 from packs.jobs.control.schema import NO_EFFECT_MOUNTS, Storage
+from store import credentials
+from store.backends.backend import open_place
+from store.manifest import NoStore, StoreError
 from store.run_sync.mounts import fuse_problem
 
 BUCKET = r"(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]+(/.*)?|hf://[^/\s]+/[^\s]+"
@@ -58,6 +62,33 @@ def in_plan(one: Mount, task: JobTask, is_here: bool, store: str) -> str:
         return f"{one.path} is {source}, mounted by rclone"
     because = f" (a copy on the pod, as with MOUNT_CACHED, because {why})" if one.mode == "MOUNT" else ""
     return f"{one.path} starts from {source}, and {back}{because}"
+
+
+def unwritable(tasks: Collection[JobTask], kinds: Collection[str]) -> Iterator[str]:
+    """Yield one note per bucket that may not take the changes of a job. `kinds`: the kinds with a key: s3, gs, hf.
+
+    Raise NoStore for a mount of the mode MOUNT_CACHED; a job may only read a mount of the mode MOUNT.
+    """
+    for one in (mount for task in tasks for mount in task.mounts if is_kept(mount) and mount.mode != "COPY"):
+        if credentials.kind(one.source) not in kinds:
+            continue
+        try:
+            _check_writable(one.source)
+        except NoStore as error:
+            if one.mode == "MOUNT_CACHED":
+                said = f"line {one.line}: file_mounts: {one.path}: {one.source} takes no changes of the job"
+                raise type(error)(f"{said}: {error}; to only read: mode: COPY") from None
+            yield f"{one.path}: the bucket takes no changes of the job: {error}"
+        except StoreError as error:  # a bucket that only the machine of the job reaches
+            yield f"{one.path}: not checked whether the bucket takes changes of the job: {error}"
+
+
+@functools.cache
+def _check_writable(uri: str) -> None:
+    try:
+        open_place(uri).check_writable(is_shared=False)
+    except FileNotFoundError as error:  # the hub reports a missing branch as a missing file
+        raise NoStore(str(error)) from None
 
 
 def without_effect(task: JobTask, ours: Collection[str]) -> list[str]:

@@ -62,6 +62,7 @@ class JobWork:
         taker = engine_of(vendor)
         file = job_steps.for_engine(self.file) if taker else self.file
         layout = job_steps.lay_out(file, is_own, self.send_anyway, bool(settings.rehearsal))
+        unwritable = self._check_stores(vendor, settings)
         ours = {**job_environment.secrets(settings), **bucket_secrets(self.file, settings)}
         stores = {**training_plan.store_endpoints(settings), **_bucket_endpoints(self.file)}
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
@@ -101,9 +102,18 @@ class JobWork:
             request=request,
             carried=layout.carried,
             mounts=layout.planned,
-            notes=(*self._shown(is_own, vendor, settings), *self.notes, *notes),
+            notes=(*self._shown(is_own, vendor, settings), *unwritable, *self.notes, *notes),
         )
         return estimates.of_plan(plan, settings, vendor, offer)
+
+    def _check_stores(self, vendor: Provider, settings: Settings) -> list[str]:
+        """Return notes about the buckets that the job writes. Raise StoreError before a machine is rented."""
+        tasks, keys = self.file.tasks, bucket_secrets(self.file, settings).keys()
+        has_uploader = vendor.is_ephemeral or any(mounts.is_kept(one) for task in tasks for one in task.mounts)
+        if "://" in settings.store and has_uploader:
+            training_plan.check_writable(settings.store)
+        with_key = {kind for kind in _kinds(self.file) if keys & {*credentials.KEYS.get(kind, ())}}
+        return list(mounts.unwritable(tasks, with_key))
 
     def _engine_keys(self, request: Request, taker: RunEngine) -> tuple[dict[str, Any], list[str]]:
         """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for a conflict."""
