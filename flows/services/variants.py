@@ -117,16 +117,19 @@ def await_loaded(name: str, settings: Settings, journal: Journal, tell: Say) -> 
 
     Raises SlipwayError on a timeout, and for a variant that an engine refused.
     """
-    until = time.monotonic() + WAIT_S
+    until, shown = time.monotonic() + WAIT_S, ""
     while True:
         seen, wanted = controller_client.read_states(name, settings, journal, tell)
         if is_settled(wanted, seen):
             break
+        errors = "".join(f"; {one}: {why}, tried again" for one, why in last_errors(wanted, seen).items())
         if time.monotonic() > until:
-            errors = "".join(f"; {one}: {why}, tried again" for one, why in last_errors(wanted, seen).items())
             raise SlipwayError(
                 f"{name}: the variants are not loaded yet{errors}; see: inv serve.logs {name} --controller"
             )
+        if errors not in ("", shown):
+            shown = errors
+            tell(f"{name}: the variants are not loaded yet{errors}")
         time.sleep(POLL_S)
     known = {variant.identity: one for one, variant in wanted.variants.items()}
     ready = ready_members(wanted, seen)

@@ -22,12 +22,13 @@ from packs.adapters.records.peft_format import CONFIG, WEIGHTS, check_files
 from serve.engine import models
 from serve.engines import KEY
 from serve.variants import ROUTE, LoadRequest
-from store.manifest import StoreError
+from store.manifest import NoStore, StoreError
 from store.untrusted_input import UnusableDocument
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 MOST_BYTES = 1 << 20
-WRONG = (UsageError, UnusableDocument)
+# No later request succeeds: a missing bucket or key, a missing folder, a damaged adapter.
+WRONG = (UsageError, UnusableDocument, NoStore, FileNotFoundError)
 FAILED = (SlipwayError, StoreError, OSError)  # a later request may succeed
 
 
@@ -73,8 +74,8 @@ class VariantRoute:
         except FAILED as error:
             return 503, str(error)
         status, said = await self._ask_vllm(scope, LOAD, {"lora_name": ask.name, "lora_path": str(folder)})
-        if status >= 500:
-            return 503, f"vLLM fails to load the adapter: {said}"
+        if status >= 500:  # vLLM answers 500 to an adapter that it does not support, too
+            return 500, f"vLLM fails to load the adapter: {said}"
         if status != 200:
             return 422, f"vLLM refuses the adapter: {said}"
         self.loaded[ask.name] = ask.identity

@@ -26,7 +26,8 @@ from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.variants import Variant, can_load, vllm_rank
 from store.artifacts.model_files import CHANGED
-from store.manifest import StoreError
+from store.manifest import AccessDenied, NoStore, StoreError
+from store.patience import StoreAway
 from tests.end_to_end.conftest import installation as installation
 from tests.end_to_end.services import Installation, Traffic, say
 from tests.hub import FolderRepo, serving
@@ -172,10 +173,14 @@ def test_adapter_of_other_weights_than_the_model_of_the_hub_is_refused(tmp_path,
     [
         ("torn", (200, b""), 422, "is not a whole adapter"),
         ("whole", (400, b"rank"), 422, "vLLM refuses the adapter: rank"),
-        ("whole", (500, b"busy"), 503, "vLLM fails to load the adapter: busy"),
+        ("whole", (500, b"busy"), 500, "vLLM fails to load the adapter: busy"),
+        ("nowhere", (200, b""), 422, "nowhere"),
         ("s3://bucket/torn", HubUnreachable("no network"), 503, "no network"),
         ("s3://bucket/torn", StoreError("no answer"), 503, "no answer"),
+        ("s3://bucket/torn", StoreAway("no answer in 30 s"), 503, "no answer"),
         ("s3://bucket/torn", UsageError("not found"), 422, "not found"),
+        ("s3://bucket/torn", NoStore("no such bucket"), 422, "no such bucket"),
+        ("s3://bucket/torn", AccessDenied("no key"), 422, "no key"),
     ],
 )
 def test_vllm_route_tells_a_failure_that_may_pass_from_a_refusal(tmp_path, monkeypatch, source, answer, status, said):
@@ -253,6 +258,11 @@ def test_timeout_shows_the_last_error_of_an_adapter(tmp_path, monkeypatch):
     monkeypatch.setattr(variants, "WAIT_S", -1.0)
     with pytest.raises(SlipwayError, match="demo: the variants are not loaded yet; a: no network, tried again; see: "):
         variants.await_loaded("demo", Settings.load(ROOT), None, print)
+    monkeypatch.setattr(variants, "WAIT_S", 0.5)
+    told = []
+    with pytest.raises(SlipwayError, match="tried again; see: "):
+        variants.await_loaded("demo", Settings.load(ROOT), None, told.append)
+    assert told == ["demo: the variants are not loaded yet; a: no network, tried again"]
 
 
 def test_variants_of_a_service_keep_their_room_in_a_new_version(tmp_path, there):

@@ -1,24 +1,30 @@
 """Loading of variants into an engine: after lost answers and restarts, an engine gets exactly the wanted variants."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from serve.gateway.routing import Target
 from serve.replicas import variant_loader
-from serve.replicas.variant_loader import VariantLoader, VariantRefused
+from serve.replicas.variant_loader import EngineFailed, VariantLoader, VariantRefused
 from serve.variants import Variant
+from store.backoff import Backoff
 
 REPLICA = Target(replica_id="r0", url="http://127.0.0.1:1")
 A, B = (Variant(source=f"/{name}", identity=f"{name}1", title=name, rank=8) for name in "ab")
 
 
 class Engine(VariantLoader):
-    """A loader with an engine in place of the route. lost: requests whose answer is lost after the work."""
+    """A loader with an engine in place of the route.
+
+    fails: the error of the next load by name, or a list of errors. lost: requests whose answer is lost after the work.
+    """
 
     def __init__(self, held=None, has_some=False, fails=(), lost=()):
-        self.held, self.fails, self.lost = dict(held or {}), dict(fails), [*lost]
-        self.records = []
+        self.held, self.lost = dict(held or {}), [*lost]
+        self.fails = {name: one if isinstance(one, list) else [one] for name, one in dict(fails).items()}
+        self.records, self.loads = [], 0
         super().__init__(None, REPLICA, self.keep, lambda text: None, has_some)
 
     def keep(self, loaded, refused, failed):
@@ -27,8 +33,9 @@ class Engine(VariantLoader):
     async def _ask(self, method, body, timeout_s):
         name = body.get("name", "")
         if method == "POST":
-            if name in self.fails:
-                raise self.fails.pop(name)
+            self.loads += 1
+            if self.fails.get(name):
+                raise self.fails[name].pop(0)
             self.held[name] = body["identity"]
         elif method == "DELETE":
             self.held.pop(name, None)
@@ -53,6 +60,7 @@ class Engine(VariantLoader):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(variant_loader, "RETRY_S", 0.0)
+    monkeypatch.setattr(variant_loader, "BACKOFF", Backoff(0.0, 0.0))
     monkeypatch.setattr(variant_loader, "GRACE_S", 0.0)
 
 
@@ -92,3 +100,34 @@ def test_variant_in_the_engine_is_recorded_while_another_fails():
     asyncio.run(one.reconcile({"a": A, "b": B}, leave))
     assert one.records == [{"b": "b1"}] and one.failed == {"a1": "status 503: no network"}
     assert one.is_due({"a": A, "b": B})
+
+
+@pytest.mark.parametrize(
+    ("errors", "loads", "is_refused"),
+    [
+        ([EngineFailed("no module q")] * 5, 3, True),
+        ([EngineFailed("no module q")] * 2, 3, False),
+        ([EngineFailed("1 GB left"), EngineFailed("2 GB left")] * 2, 5, False),
+        ([ValueError("status 503: no network")] * 6, 7, False),
+        ([EngineFailed("a"), ValueError("status 503: b"), EngineFailed("a"), EngineFailed("a")], 5, False),
+    ],
+    ids=["equal", "two", "changing", "network", "interrupted"],
+)
+def test_variant_that_the_engine_never_loads_is_refused(errors, loads, is_refused):
+    one = Engine(fails={"a": errors[:]})
+    one.settle({"a": A})
+    assert one.loads == loads and one.failed == {}
+    assert one.refused == ({"a1": "no module q, 3 times in a row"} if is_refused else {})
+    assert one.held == ({} if is_refused else {"a": "a1"})
+
+
+def test_failed_variant_waits_longer_each_time_and_delays_no_new_variant(monkeypatch):
+    waits = []
+    monkeypatch.setattr(variant_loader.Backoff, "wait_s", lambda self, failures: waits.append(failures) or 3600.0)
+    one = Engine(fails={"a": [ValueError("status 503: no network")] * 9})
+    assert one.settle({"a": A}) == 2 and one.loads == 1  # the second pass asks what the engine has
+    assert one.settle({"a": A, "b": B}) == 1 and one.held == {"b": "b1"}
+    assert one.failed == {"a1": "status 503: no network"} and waits == [1]
+    one.failures = {name: replace(failure, not_before=0.0) for name, failure in one.failures.items()}
+    one.settle({"a": A, "b": B})
+    assert one.loads == 3 and waits == [1, 2]
