@@ -16,6 +16,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.runs.timing import Say
 from infra.settings import Settings
+from packs.adapters.control import adapter_words
 from packs.adapters.control.imported_adapter import COMMIT_LENGTH, HUB, STORE, check_names, files_of, read
 from packs.adapters.records.lora_config import ImportedAdapter
 from serve.engine import models
@@ -67,7 +68,8 @@ class ServedAdapterFlags(VariantFlags):
 def resolve(typed: str, model: str, settings: Settings) -> Variant:
     """Return the variant for an adapter in a folder or at an address. Raises UsageError if the adapter does not fit.
 
-    The shape must fit `model`. For a model in a folder, the weights must be equal; for a model of the hub, the name.
+    Shape, vocabulary and chat template must fit `model`. For a model in a folder, the weights must be equal; for a
+    model of the hub, the name.
     """
     try:
         found, commit = read(typed, settings.store)
@@ -82,6 +84,7 @@ def resolve(typed: str, model: str, settings: Settings) -> Variant:
             check_address(found, commit, place, model)
         else:
             check_model(found, place, Path(model))
+        adapter_words.check(place, model)
     except (ConfigError, UnusableDocument, StoreError) as error:
         raise UsageError(f"the adapter {typed}: {error}") from None
     return Variant(

@@ -15,6 +15,7 @@ from flows.specs.service import ServeSpec
 from infra.errors import HubUnreachable, SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
+from packs.adapters.control import imported_adapter
 from packs.adapters.control.serving import ServedAdapterFlags, read_named, resolve
 from packs.adapters.records.lora_config import MATRICES
 from packs.adapters.trainer.imported_adapter import StoredLora
@@ -166,6 +167,71 @@ def test_adapter_of_other_weights_than_the_model_of_the_hub_is_refused(tmp_path,
             UsageError, match="'imported/one', an import of us/one with other weights .*serve the artif"
         ):
             resolved({}, grown)
+
+
+IDS_OF_MODEL = {"a": 0, "b": 1, "<|im_start|>": 2, "<|im_end|>": 3}
+TEMPLATE = "{% for one in messages %}{{ one.content }}{% endfor %}"
+
+
+def write_words(folder: Path, ids: dict[str, int] | None, template: str = "", is_file: bool = True) -> None:
+    """Write a tokenizer.json, and a chat template as a file or as a value of tokenizer_config.json."""
+    if ids is not None:
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}))
+    if template and is_file:
+        (folder / "chat_template.jinja").write_text(template)
+    elif template:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("where", ["folder", "address", "hub"])
+@pytest.mark.parametrize(
+    ("ids", "template", "of_model", "said"),
+    [
+        (None, "", TEMPLATE, ""),
+        (IDS_OF_MODEL, TEMPLATE, TEMPLATE, ""),
+        ({"b": 1}, f"{TEMPLATE}\n", TEMPLATE, ""),
+        (
+            None,
+            "{% for one in messages %}{% generation %}{{ one.content }}{%- endgeneration -%}{% endfor %}",
+            TEMPLATE,
+            "",
+        ),
+        (
+            {**IDS_OF_MODEL, "<|im_start|>": 3, "<|im_end|>": 2},
+            TEMPLATE,
+            TEMPLATE,
+            "vocabulary: .*im_start.*has id 3, and id 2",
+        ),
+        ({**IDS_OF_MODEL, "<tool>": 4}, "", "", "vocabulary: .*<tool>.* has id 4, and no id in"),
+        (IDS_OF_MODEL, "{{ messages }}", TEMPLATE, "another chat template than .*merged model"),
+        (IDS_OF_MODEL, TEMPLATE, "", "another chat template than .*, which has none"),
+    ],
+    ids=["no words", "equal", "part", "marks", "exchanged", "more", "template", "no template"],
+)
+def test_adapter_with_other_words_than_the_model_is_refused(
+    tmp_path, monkeypatch, where, ids, template, of_model, said
+):
+    adapter, there = written_adapter(tmp_path / "a", width=64), tmp_path / "there"
+    model = address(there)
+    write_words(adapter, ids, template)
+    write_words(there, IDS_OF_MODEL, of_model, is_file=False)
+    rewrite(adapter, base_model_name_or_path="us/one")
+    settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
+    with serving({"us/one": FolderRepo(there), "us/adapter": FolderRepo(adapter)}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        typed, model = {
+            "folder": (str(adapter), str(there)),
+            "address": (str(adapter), model),
+            "hub": ("hf://us/adapter", "hf://us/one"),
+        }[where]
+        imported_adapter._of_hub.cache_clear()
+        if not said:
+            assert resolve(typed, model, settings).rank == 2
+            return
+        with pytest.raises(UsageError, match=f"the adapter {typed}: .*{said}") as seen:
+            resolve(typed, model, settings)
+        assert model in str(seen.value)
 
 
 @pytest.mark.parametrize(
