@@ -10,12 +10,14 @@ sidecar sends each step once: lines of steps repeated after a kill are skipped. 
 after a failure of the tracker. With --once the sidecar sends the present records and exits.
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -31,6 +33,9 @@ from trainer.tracking.tracker import LastSent, TrackedRun, Tracker
 
 LOOK_S = 1.0
 POLL_S = 0.1
+NO_ANSWER = "no answer yet"
+ANSWER_S = 10.0  # a tracker that takes longer for a call is reported
+CHECK_S = 60.0  # between two questions to a tracker that queues metrics
 
 
 class Sidecar:
@@ -41,6 +46,9 @@ class Sidecar:
         self.files: dict[Path, JsonlTail] = {}
         self.tracker: Tracker | None = None
         self.last_sent = LastSent()
+        self.problem = ""
+        """Last answer of `Tracker.problem`."""
+        self.check_at = time.monotonic() + CHECK_S
 
     def open(self) -> None:
         """Open the tracker's run, and load the last steps already sent: from the tracker, else from the state file."""
@@ -64,18 +72,42 @@ class Sidecar:
                 if line["step"] > self.last_sent.figures.get(phase, 0)
             ]
             if lines:
-                self.tracker.send_metrics(phase, lines)
+                with self._reported():
+                    self.tracker.send_metrics(phase, lines)
                 self.last_sent.figures[phase] = lines[-1]["step"]
             asked = self._read_new_lines(folder / "samples.jsonl", SAID)
             for step, said in groupby(asked, lambda line: line["step"]):
                 if step > self.last_sent.samples.get(phase, 0):
-                    self.tracker.send_samples(phase, list(said))
+                    with self._reported():
+                        self.tracker.send_samples(phase, list(said))
                     self.last_sent.samples[phase] = step
                     was_new = True
             was_new |= bool(lines)
         if was_new:
-            self._write_state()
+            self._write_state(self.problem)
         return was_new
+
+    def check_tracker(self) -> None:
+        """Ask a tracker that queues metrics, once every CHECK_S seconds, whether the metrics arrive."""
+        ask = getattr(self.tracker, "problem", None)
+        if ask is None or time.monotonic() < self.check_at:
+            return
+        with self._reported():
+            self.problem = str(ask())
+        self.check_at = time.monotonic() + CHECK_S
+        self._write_state(self.problem)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Report a call of the tracker that takes longer than ANSWER_S; the next state removes the report."""
+        timer = threading.Timer(ANSWER_S, self.report, (NO_ANSWER,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # so that the report is not written after the next state
 
     def _read_new_lines(self, path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
         if path not in self.files:
@@ -86,7 +118,9 @@ class Sidecar:
         assert self.tracker is not None
         while self.send_new_records():
             continue
-        self.tracker.close()
+        with self._reported():
+            self.tracker.close()
+        self._write_state()
 
     def report(self, problem: str) -> None:
         """Write a problem into the state file: no message of an error, which may contain addresses or headers."""
@@ -138,11 +172,12 @@ def main(words: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     try:
-        sidecar.report("no answer yet")
+        sidecar.report(NO_ANSWER)
         sidecar.open()
         _say(f"sending {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
         while not told and not is_once:
             sidecar.send_new_records()
+            sidecar.check_tracker()
             until = time.monotonic() + LOOK_S
             while not told and time.monotonic() < until:
                 time.sleep(POLL_S)

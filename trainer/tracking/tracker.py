@@ -36,7 +36,10 @@ class LastSent:
 
 
 class Tracker(Protocol):
-    """Receiver of metrics. An exception ends the sidecar; the agent restarts the sidecar later."""
+    """Receiver of metrics. An exception ends the sidecar; the agent restarts the sidecar later.
+
+    Optional: `problem()`, for a tracker whose `send_metrics` only queues: why the metrics do not arrive, "" if they do.
+    """
 
     link: str
     """Address of the run for people."""

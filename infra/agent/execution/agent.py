@@ -67,6 +67,7 @@ TRACKERS_S = 60.0  # time for trackers to send remaining metrics on a free machi
 TRACKERS_PAID_S = 10.0  # the same on a rented machine, and for a tracker that does not answer
 TRACKERS_ASKED_S = 5.0  # the same after a stop request
 TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a failing tracker
+NOT_STARTED = "not started yet"  # problem of a tracker whose process has written no state
 
 
 def run(root: Path) -> int:
@@ -319,7 +320,8 @@ class Agent:
     def stop_trackers(self, ending: Dict[str, Any]) -> None:
         """Wait briefly for the trackers to send remaining metrics, and add the trackers without them to the reason.
 
-        The state of the verdict does not depend on trackers.
+        The state of the verdict does not depend on trackers. A tracker that never started, or whose process was
+        killed, has no metrics of the last steps either.
         """
         for one in self.trackers:
             one.terminate()
@@ -335,9 +337,12 @@ class Agent:
                 break
             self.refresh()
             time.sleep(steps.POLL_S)
+        has_metrics = any(self.pod.work.glob("runs/*/metrics.jsonl"))
         for one in self.trackers:
             problem = self._tracker_problem(one) or ("it is slow" if one in running else "")
-            if problem:
+            if not problem and not one.has_finished():
+                problem = f"its process ended; see logs/{one.step.name}.log"
+            if problem and has_metrics:
                 name, command = one.step.config["tracker"], one.step.config.get("sent_later_by")
                 hint = f"; to send them: {command} {self.job.run}" if command else ""
                 _add(ending, f"not all metrics are in {name} ({problem}); they are in work/runs of the run{hint}")
@@ -345,8 +350,17 @@ class Agent:
 
     def _tracker_problem(self, one: Sidecar) -> str:
         """Return why a tracker does not take metrics, as last reported by its process; "" = no problem is known."""
-        name = one.step.config.get("tracker", "")
-        return str(try_read_json(self.pod.tracking / f"{name}.json").get("problem", ""))
+        return str(try_read_json(self._tracker_state(one.step)).get("problem", ""))
+
+    def _tracker_state(self, step: Step) -> Path:
+        return self.pod.tracking / f"{step.config.get('tracker', '')}.json"
+
+    def _note_tracker(self, step: Step, problem: str) -> None:
+        """Write the problem of a tracker whose process has written none."""
+        state = self._tracker_state(step)
+        said = try_read_json(state)
+        if said.get("problem", NOT_STARTED) in ("", NOT_STARTED):
+            try_write_json(state, {**said, "problem": problem})
 
     def refresh(self) -> None:
         self.restart_guard()
@@ -416,7 +430,12 @@ class Agent:
             own = {"SLIPWAY_ENVIRONMENTS": self.job.environments} if self.job.environments else {}
             return {**self.environ(step), **own}
 
-        return Sidecar(self.pod, step, words, environ, TRACKING)
+        def note(why: str) -> None:
+            self._note_tracker(step, f"{why}; see logs/{step.name}.log")
+
+        if not self._tracker_state(step).exists():
+            self._note_tracker(step, NOT_STARTED)
+        return Sidecar(self.pod, step, words, environ, TRACKING, note)
 
     def supervise_sidecars(self) -> None:
         """Keep the guard alive, and each sidecar once the environment of the sidecar exists."""

@@ -33,8 +33,9 @@ from infra.settings import Settings
 from store import local_files, packs, untrusted_input
 
 FILES = ("metrics.jsonl", "samples.jsonl")
-NO_ANSWER = "no answer yet"  # problem of a sidecar until the first answer of the server (`trainer.tracking`)
-ANSWER_S = 60.0  # longest wait for the first answer; MLflow's client alone would try for several minutes
+NO_ANSWER = "no answer yet"  # problem of a sidecar while a server does not answer (`trainer.tracking`)
+ANSWER_S = 60.0  # longest wait for the first answer
+IDLE_S = 120.0  # longest wait for a later answer, without a further step in the tracker
 POLL_S = 0.1
 
 
@@ -110,12 +111,15 @@ def _send(op: Op, steps: Collection[Step], settings: Settings, say: Say, folder:
 
 
 def _run_sidecar(words: Sequence[str], environ: Mapping[str, str], state: Path) -> int:
-    """Run a sidecar until its end, or for at most ANSWER_S seconds without an answer; return the exit code."""
+    """Run a sidecar until its end, or until the tracker does not answer any more; return the exit code."""
+    before = untrusted_input.load(state) if state.exists() else {}
     process = subprocess.Popen(words, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=2)
     give_up_at = time.monotonic() + ANSWER_S
     try:
         while (code := process.poll()) is None:
             said = untrusted_input.load(state) if state.exists() else {}
+            if any(said.get(one) != before.get(one) for one in ("figures", "samples")):
+                give_up_at, before = time.monotonic() + IDLE_S, said
             if time.monotonic() > give_up_at and said.get("problem") == NO_ANSWER:
                 process.kill()
             time.sleep(POLL_S)

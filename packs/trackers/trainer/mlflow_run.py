@@ -18,10 +18,14 @@ TAG = "slipway.run"
 BATCH_METRICS = 900  # the server's limit is 1000 per request
 BATCH_PARAMS = 90  # the server's limit is 100 per request
 PARAM_LETTERS = 500
+# MLflow's own tries take a quarter of an hour, and the sidecar tries again anyway.
+TRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 
 class MlflowRun:
     def __init__(self, run: TrackedRun) -> None:
+        for name, value in TRIES.items():
+            os.environ.setdefault(name, value)
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         here = run.folder / "mlruns"
         if not uri:

@@ -15,6 +15,7 @@ import wandb
 from trainer.tracking.tracker import LastSent, Line, TrackedRun, flat, numbers
 
 PROJECT = "slipway"
+ASK_S = 5
 
 
 class WandbRun:
@@ -35,7 +36,11 @@ class WandbRun:
         for phase in run.configs:
             self.run.define_metric(f"{phase}/step", hidden=True)
             self.run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
-        is_offline = bool(self.run.offline)
+        self.is_offline = is_offline = bool(self.run.offline)
+        self.handed: dict[str, int] = {}
+        """Last step handed to the library, by phase."""
+        self.due: dict[str, int] = {}
+        """Steps that the server should have by now: those handed over before the last question."""
         self.link = (
             "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*" if is_offline else str(self.run.url)
         )
@@ -53,10 +58,24 @@ class WandbRun:
         for line in lines:
             named = {f"{phase}/{name}": value for name, value in numbers(line).items()}
             self.run.log({**named, f"{phase}/step": line["step"]})
+            self.handed[phase] = line["step"]
 
     def send_samples(self, phase: str, said: Sequence[Line]) -> None:
         text = "\n\n".join(f"{one['prompt']}\n{one['text']}" for one in said)
         self.run.log({f"{phase}/samples": text, f"{phase}/samples_step": said[0]["step"]})
+
+    def problem(self) -> str:
+        """Return why the server lacks metrics, by the server's own record: `log` only queues them."""
+        if self.is_offline:
+            return ""
+        try:
+            summary = wandb.Api(timeout=ASK_S).run(self.run.path).summary
+        except Exception as error:
+            return type(error).__name__
+        due, self.due = self.due, dict(self.handed)
+        late = {phase: int(summary.get(f"{phase}/step") or 0) for phase in due}
+        behind = [f"{phase}: step {late[phase]} of {step}" for phase, step in due.items() if late[phase] < step]
+        return f"the server has {', '.join(behind)}" if behind else ""
 
     def close(self) -> None:
         self.run.finish()

@@ -170,6 +170,27 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
         assert list((tmp_path / "kept").rglob(f"sft-{STEPS:09}.txt"))
 
 
+def test_mlflow_server_that_hangs_is_named_until_its_answer(tmp_path):
+    state, figures = tmp_path / "state" / "tracking" / "mlflow.json", tmp_path / "work" / "runs" / "sft"
+
+    def said() -> dict[str, Any]:
+        return json.loads(state.read_text()) if state.exists() else {"problem": "", "figures": {}}
+
+    with mlflow_server(tmp_path) as url:
+        tell(figures, range(1, 4))
+        one = start_sidecar(tmp_path, "mlflow", MLFLOW_TRACKING_URI=url)
+        until(lambda: said()["figures"].get("sft") == 3, "the first steps", 240)
+        server = os.getpgid(int(subprocess.check_output(["pgrep", "-f", f"{tmp_path}/mlflow.db"]).split()[0]))
+        os.killpg(server, signal.SIGSTOP)
+        tell(figures, range(1, 6))
+        until(lambda: said()["problem"] == "no answer yet", "a report", 30)
+        os.killpg(server, signal.SIGCONT)
+        until(lambda: said()["problem"] == "" and said()["figures"] == {"sft": 5}, "the rest", 240)
+        one.terminate()
+        assert one.wait(120) == 0
+        assert steps_of(url, mlflow_run(url), "sft/loss") == list(range(1, 6))
+
+
 def test_metrics_that_a_server_missed_are_sent_later(tmp_path):
     """The server is away during the run; the last line names the command, which sends each step once."""
     away = World(tmp_path, {**ONE_THREAD, "MLFLOW_TRACKING_URI": "http://127.0.0.1:1"})

@@ -1,6 +1,7 @@
 """A tracker receives every step once, despite deaths in between."""
 
 import json
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from store.extensions import ExtensionError
-from tests.world import ROOT
+from tests.world import ROOT, until
 from trainer.reporting.jsonl_log import read
-from trainer.tracking.__main__ import Sidecar, opened
+from trainer.tracking import __main__ as tracking
+from trainer.tracking.__main__ import NO_ANSWER, Sidecar, opened
 from trainer.tracking.tracker import TrackedRun, Tracker, flat
 
 OWN = """
@@ -111,3 +113,55 @@ def test_example_tracker_writes_its_table(tmp_path):
     sidecar(tmp_path, "tracker", own_tracker(code)).close()
     link = json.loads((tmp_path / "state" / "tracking" / "tracker.json").read_text())["link"]
     assert (tmp_path / link).read_text().splitlines() == ["sft,1,1.0000", "sft,2,0.5000", "sft,3,0.3333"]
+
+
+class Hanging:
+    """A tracker whose calls return when the server answers."""
+
+    link, last_sent = "x", None
+
+    def __init__(self) -> None:
+        self.answers, self.behind = threading.Event(), ""
+
+    def send_metrics(self, phase, lines):
+        self.answers.wait(60)
+
+    def close(self):
+        self.answers.wait(60)
+
+    def problem(self):
+        return self.behind
+
+
+def problem_in(root: Path) -> str:
+    return json.loads((root / "state" / "tracking" / "mine.json").read_text())["problem"]
+
+
+@pytest.mark.parametrize("call", ["send_new_records", "close"])
+def test_a_server_that_hangs_after_its_first_answer_is_reported_until_it_answers(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(tracking, "ANSWER_S", 0.1)
+    server = Hanging()
+    made = sidecar(tmp_path, "mine", lambda run: server)
+    assert problem_in(tmp_path) == ""
+    if call == "send_new_records":
+        tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
+    sending = threading.Thread(target=getattr(made, call))
+    sending.start()
+    until(lambda: problem_in(tmp_path) == NO_ANSWER, "a report")
+    server.answers.set()
+    sending.join(60)
+    assert problem_in(tmp_path) == ""
+
+
+def test_a_tracker_that_only_queues_is_asked_whether_metrics_arrive(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "CHECK_S", 0.0)
+    server = Hanging()
+    server.answers.set()
+    made = sidecar(tmp_path, "mine", lambda run: server)
+    server.behind = "the server has sft: step 1 of 3"
+    made.check_tracker()
+    tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
+    assert made.send_new_records() and problem_in(tmp_path) == server.behind  # new steps are queued, too
+    server.behind = ""
+    made.check_tracker()
+    assert problem_in(tmp_path) == ""

@@ -246,13 +246,70 @@ time.sleep(600)
 """
 
 
+def write_metrics(world: World) -> None:
+    folder = world.pod.work / "runs" / "base"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("{}\n")
+
+
+def problem_of_tracker(world: World) -> str:
+    state = world.pod.tracking / "mlflow.json"
+    return json.loads(state.read_text())["problem"] if state.exists() else ""
+
+
+# Writes the state of a tracker whose server has answered.
+ANSWERED = SILENT.replace("no answer yet", "").replace("signal.SIG_IGN", "lambda *_: exit(0)")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "reason"),
+    [
+        ("exit(1)", "the process ended; see logs/track-mlflow.log", "the process ended; see logs/track-mlflow.log"),
+        ("import time; time.sleep(600)", "not started yet", "not started yet"),
+        (
+            ANSWERED.replace("time.sleep(600)", "os.kill(os.getpid(), signal.SIGKILL)"),
+            "the process ended; see logs/track-mlflow.log",
+            "process ended; see logs/track-mlflow.log",
+        ),
+        (ANSWERED, "", ""),
+    ],
+    ids=["fails", "builds", "killed", "finishes"],
+)
+def test_a_tracker_that_sends_nothing_is_named_at_once_and_by_the_verdict(
+    world: World, text: str, problem: str, reason: str
+) -> None:
+    world.program("tracker", text)
+    world.program("wait", WAIT)
+    tracker = Step("track-mlflow", ("-m", "tracker"), config={"tracker": "mlflow"})
+    world.job(module("wait"), trackers=(tracker,))
+    write_metrics(world)
+    world.start()
+    until((world.pod.tracking / "mlflow.json").exists, "a state")
+    until(lambda: problem_of_tracker(world) == problem, "the problem of the tracker")
+    until(lambda: world.progress().get("tracking") == {"mlflow": f"(not updated since: {problem})" if problem else ""})
+    (world.pod.work / "go").touch()
+    verdict = world.verdict()
+    assert verdict["state"] == "succeeded"
+    assert reason in verdict["reason"] and ("not all metrics are in mlflow" in verdict["reason"]) == bool(reason)
+
+
+def test_a_tracker_without_metrics_to_send_is_not_named(world: World) -> None:
+    world.program("tracker", "exit(1)")
+    world.program("count", COUNT)
+    tracker = Step("track-mlflow", ("-m", "tracker"), config={"tracker": "mlflow"})
+    world.job(module("count", config={"total": 1}), trackers=(tracker,))
+    world.start()
+    assert world.verdict()["reason"] == ""
+
+
 def test_a_silent_tracker_is_named_by_the_verdict_and_ended_within_seconds(world: World) -> None:
     world.program("silent", SILENT)
     world.program("wait", WAIT)
     tracker = Step("track-mlflow", ("-m", "silent"), config={"tracker": "mlflow"})
     world.job(module("wait"), trackers=(tracker,))
+    write_metrics(world)
     world.start()
-    until((world.pod.tracking / "mlflow.json").exists, "the tracker")
+    until(lambda: problem_of_tracker(world) == "no answer yet", "the tracker")
     (world.pod.work / "go").touch()
     verdict = world.verdict()
     assert verdict["state"] == "succeeded"
