@@ -18,6 +18,7 @@ ELSEWHERE = (
 )
 
 TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+NUMBER = (int, float)  # Token ids may have a point: 5.0.
 
 _encode = msgspec.json.encode
 
@@ -43,14 +44,16 @@ def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
         raise OutOfBounds(f"fields besides the prompt hold {others} bytes; {bounds.max_other_bytes} are allowed", 413)
     if "prompt" in said:
         _check_sequences(said, bounds.max_sequences)
-    if not said.get("echo") and any(said.get(name) == 0 for name in TOKENS):
+    newer = said.get("max_completion_tokens")  # decides over `max_tokens`
+    tokens = (said.get("max_tokens") if newer is None else newer, said.get("max_output_tokens"))
+    if not said.get("echo") and 0 in tokens:
         raise OutOfBounds("0 tokens are allowed only with `echo`, for the log-probabilities of the prompt")
 
 
 def _check_sequences(said: Mapping[str, Any], most: int) -> None:
     """Check the number of prompts times answers per prompt. Raises OutOfBounds."""
     prompt, answers = said["prompt"], max(said.get(name) or 1 for name in ("n", "best_of"))
-    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], NUMBER) else 1
     if prompts * answers > most:
         raise OutOfBounds(f"{prompts} prompts times {answers} answers; {most} in all are allowed")
 
@@ -152,7 +155,7 @@ def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
 
 def _check_input(name: str, value: Any, bounds: Bounds) -> None:
     """Check texts to embed or a conversation. Raises OutOfBounds."""
-    if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], int):
+    if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], NUMBER):
         raise OutOfBounds(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
     _check_links(name, value, bounds)
 

@@ -368,6 +368,8 @@ def refuse(request: ClientRequest, refused: RequestRefused, request_id: bytes = 
         lines += b"Retry-After: %d\r\n" % refused.retry_after_s
     if refused.status == 401:
         lines += b"WWW-Authenticate: Bearer\r\n"
+    if refused.allow:
+        lines += b"Allow: %b\r\n" % refused.allow
     if refused.status in (408, 413):  # more of the body may be on the way
         request.keeps = False
     request.answer(refused.status, lines, refused.body())

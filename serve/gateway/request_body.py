@@ -33,6 +33,7 @@ NOT_SERVED = {
     RESPONSES: "the engine of this service has no /v1/responses; send the conversation to /v1/chat/completions",
 }
 
+BOM = b"\xef\xbb\xbf"  # PowerShell and Excel write it; engines skip it
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.encode
 
@@ -40,9 +41,11 @@ _encode = msgspec.json.encode
 class RequestRefused(Exception):
     """A request is refused; the answer is an error of ours, in OpenAI's shape."""
 
-    def __init__(self, status: int, kind: str, message: str, retry_after_s: int = 0) -> None:
+    def __init__(self, status: int, kind: str, message: str, retry_after_s: int = 0, allow: bytes = b"") -> None:
+        """allow: the methods that the path accepts, for a refused method."""
         super().__init__(message)
         self.status, self.kind, self.message, self.retry_after_s = status, kind, message, retry_after_s
+        self.allow = allow
 
     def body(self) -> bytes:
         said = {"message": self.message, "type": self.kind, "param": None, "code": self.status}
@@ -62,11 +65,14 @@ class EngineRequest:
 
 def route(method: bytes, path: bytes) -> str:
     """Return the short name of the route. Raises RequestRefused for an unknown path or a wrong method."""
-    name = ROUTES.get((method, path))
+    name = ROUTES.get((b"GET" if method == b"HEAD" else method, path))
     if name is not None:
         return name
-    if any(path == known for _, known in ROUTES):
-        raise RequestRefused(405, "MethodNotAllowedError", f"{path.decode()} does not accept {method.decode()}")
+    accepted = [known for known, one in ROUTES if one == path]
+    if accepted:
+        allow = b", ".join([*accepted, *([b"HEAD"] if b"GET" in accepted else [])])
+        said = f"{path.decode()} does not accept {method.decode()}; accepted: {allow.decode()}"
+        raise RequestRefused(405, "MethodNotAllowedError", said, allow=allow)
     there = ", ".join(known.decode() for _, known in ROUTES)
     raise RequestRefused(404, "NotFoundError", f"no such route; available: {there}")
 
@@ -76,6 +82,7 @@ OWN = "own"  # route of a service whose replicas run a program of the user
 
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     """Return the request in a body. Raises RequestRefused for an invalid body or a body beyond the limits."""
+    body = body.removeprefix(BOM)
     what = find_excess(body, limits)
     if what:
         raise RequestRefused(400, "BadRequestError", what)

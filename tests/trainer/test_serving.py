@@ -126,6 +126,8 @@ def test_text_parts_are_accepted_and_unsupported_options_are_refused(model):
         "top_p": 1,
         "n": 1,
         "response_format": {"type": "text"},
+        "model": None,
+        "stop": None,
     }
     image = [*parts, {"type": "image_url", "image_url": {"url": "x"}}]
     odd = (
@@ -139,6 +141,15 @@ def test_text_parts_are_accepted_and_unsupported_options_are_refused(model):
         {"top_p": 1.5},
         {"messages": [{"role": "user", "content": image}]},
         {"messages": ["hi"]},
+        {"stop": 5},
+        {"stop": True},
+        {"stop": {"a": 1}},
+        {"stop": ["a", 5]},
+        {"stop": ["a", ""]},
+        {"stream_options": 5},
+        {"seed": "a"},
+        {"top_k": []},
+        {"max_tokens": {}},
     )
     whole, same, plain, *wrong = ask(
         model,

@@ -91,9 +91,9 @@ def parse(
     """
     if not isinstance(said, Mapping):
         raise BadRequest("the body is not a JSON object")
-    model = said.get("model", name)
+    model = said.get("model") or name
     if model != name and not (isinstance(model, str) and model in variants):
-        raise BadRequest(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
+        raise BadRequest(f"The model `{model}` does not exist.", 404, "NotFoundError")
     none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", *(("echo",) if is_chat else ()))
     unknown = [one for one in none if said.get(one)]
     unknown += [one for one, nothing in NOTHING.items() if said.get(one) not in (None, nothing)]
@@ -112,8 +112,8 @@ def parse(
     options = said.get("stream_options") or {}
     if not isinstance(options, Mapping) or options and not said.get("stream"):
         raise BadRequest("Stream options can only be defined when `stream=True`.")
-    stop = said.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = said.get("stop") or []
+    stop = tuple(stop) if isinstance(stop, list) else (stop,)
     if not all(isinstance(one, str) and one for one in stop):
         raise BadRequest("stop: expected a text or a list of texts")
     streams, kind = bool(said.get("stream")), "chat.completion" if is_chat else "text_completion"

@@ -151,6 +151,7 @@ def test_whole_numbers_may_have_a_point_and_many_tools_are_accepted(pair):
     said = (
         {"max_tokens": 16.0, "n": 1.0, "top_logprobs": 5.0, "logprobs": True, "min_tokens": 0.0},
         {"tools": [{"type": "function", "function": tool}] * 120},
+        {"max_tokens": 0, "max_completion_tokens": 16},
     )
 
     async def main():
@@ -158,9 +159,29 @@ def test_whole_numbers_may_have_a_point_and_many_tools_are_accepted(pair):
             for one in said:
                 async with front.ask(**one) as reply:
                     assert reply.status == 200, await reply.text()
-            for wrong in ({"max_tokens": 16.5}, {"n": 1.5}, {"max_tokens": -1.0}, {"n": 1e300}, {"max_tokens": True}):
+            async with front.ask("/v1/completions", messages=None, prompt=[float(one) for one in range(17)]) as reply:
+                assert reply.status == 200, await reply.text()
+            for wrong in (
+                {"max_tokens": 16, "max_completion_tokens": 0},
+                {"max_tokens": 16.5},
+                {"n": 1.5},
+                {"max_tokens": -1.0},
+                {"n": 1e300},
+                {"max_tokens": True},
+            ):
                 async with front.ask(**wrong) as reply:
                     assert reply.status == 400, wrong
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_byte_order_mark_before_a_body_is_skipped(pair):
+    async def main():
+        url, body = COMPLETIONS.decode(), b"\xef\xbb\xbf" + json.dumps({"prompt": "To be"}).encode()
+        async with gateway(pair[0]) as front, front.session.post(front.url + url, data=body, headers=JSON) as reply:
+            assert reply.status == 200, await reply.text()
+        assert pair[0].seen()["body"] == {"prompt": "To be"}
 
     asyncio.run(main())
 

@@ -60,8 +60,25 @@ def test_unlisted_route_does_not_exist(pair, path):
 
 def test_route_accepts_only_its_own_method(pair):
     async def main():
-        async with gateway(*pair) as front, front.session.get(front.url + CHAT) as reply:
-            assert reply.status == 405
+        async with gateway(*pair) as front:
+            async with front.session.get(front.url + CHAT) as reply:
+                assert reply.status == 405 and reply.headers["Allow"] == "POST"
+            async with front.session.post(f"{front.url}/v1/models") as reply:
+                assert reply.status == 405 and reply.headers["Allow"] == "GET, HEAD"
+
+    run(main)
+
+
+def test_monitor_asks_for_the_head_of_the_model_list(pair):
+    async def main():
+        async with gateway(*pair) as front:
+            async with front.session.get(f"{front.url}/v1/models") as reply:
+                length = reply.headers["Content-Length"]
+            async with front.session.head(f"{front.url}/v1/models") as reply:
+                assert reply.status == 200 and reply.headers["Content-Length"] == length
+                assert await reply.read() == b""
+            async with front.session.head(front.url + CHAT) as reply:
+                assert reply.status == 405
 
     run(main)
 
