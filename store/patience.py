@@ -94,7 +94,7 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
         try:
             # The clock of this machine may be wrong, so the date of the answer goes first.
             return max(0.0, time_of("retry-after") - (time_of("date") if "date" in headers else time.time()))
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, TypeError, IndexError):
             return None
     spent = _SPENT.search(headers.get("ratelimit", ""))
     return float(spent[1]) if spent else None

@@ -92,6 +92,8 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
         RevisionNotFoundError,
     )
 
+    from store.patience import asked_wait_s
+
     token = token_headers().get("authorization", "").removeprefix("Bearer ") or False
     patience = ReadPatience(hub(), PATIENCE_S, PATIENCE_S)
     found: list[Any] = []
@@ -108,8 +110,7 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
         except HfHubHTTPError as error:
             code = error.response.status_code
             if code in (429, 500, 502, 503, 504):
-                said = error.response.headers.get("retry-after", "")
-                raise RetryableRead(f"it answers {code}", float(said) if said.isdigit() else None) from error
+                raise RetryableRead(f"it answers {code}", asked_wait_s(error.response.headers)) from error
             raise
 
     try:

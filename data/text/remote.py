@@ -255,8 +255,9 @@ def check(answer: Any, url: str) -> None:
     """Raise RetryableRead, InputError or DataError for an error response."""
     code = answer.status_code
     if code in AGAIN:
-        said = answer.headers.get("retry-after", "")
-        raise RetryableRead(f"it answers {code}", float(said) if said.isdigit() else None)
+        from store.patience import asked_wait_s
+
+        raise RetryableRead(f"it answers {code}", asked_wait_s(answer.headers))
     if code in (401, 403):
         raise DataError(
             f"{url}: the server answers {code}; set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token with read access"

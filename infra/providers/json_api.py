@@ -86,8 +86,9 @@ class Reply:
 
     @property
     def retry_after_s(self) -> float | None:
-        text = self.headers.get("retry-after", "")
-        return float(text) if text.isdecimal() else None
+        from store.patience import asked_wait_s
+
+        return asked_wait_s(self.headers)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 `test_places` has the common promises of all stores, and the abilities that some services lack.
 """
 
+import math
 import ssl
 import time
 from email.utils import formatdate
@@ -293,6 +294,8 @@ def test_a_wait_is_read_in_each_form():
         ({"retry-after": formatdate(now - 7200, usegmt=True), **date}, 0.0),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "-5"}, None),
+        ({"retry-after": "\xb2"}, None),
+        ({"retry-after": "9" * 400}, math.inf),
         ({"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, 55.0),
         ({"ratelimit": '"api";r=3;t=55'}, None),
         ({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}, 7.0),
