@@ -47,6 +47,10 @@ ABILITIES = {
 }
 STRANGE_TRIES = 3  # A service that answers differently from S3 so often in a row does so always.
 CLOCK = "the clock of this machine differs from the clock of the service; set the clock: timedatectl set-ntp true"
+PLACE = (
+    "check AWS_ENDPOINT_URL (MinIO: the port of the API, usually 9000, not of the console), and whether a proxy or a "
+    "login page answers instead"
+)
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for a service other than AWS)"
 
 
@@ -334,21 +338,20 @@ class Bucket(BucketBackend):
 
     def _no_s3(self) -> StoreError:
         where = self._client.meta.endpoint_url
-        return StoreError(
-            f"{self.uri}: the service at {where} does not answer as S3; check AWS_ENDPOINT_URL (MinIO: the port of the "
-            "API, usually 9000, not of the console), and whether a proxy or a login page answers instead"
-        )
+        return StoreError(f"{self.uri}: the service at {where} does not answer as S3; {PLACE}")
 
     def _translate_error(self, what: str, error: Any, ability: str) -> Exception:
         code, answer = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
-        status = answer.get("HTTPStatusCode", 0)
+        status, headers = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {})
         words = f"{self.uri}: {what}: {clean(error)}"
         if code in CHANGED or status == 412 or (status == 409 and ability == "conditions"):
             return self._conflict(words)
         if status in (405, 501) or code in ("MethodNotAllowed", "NotImplemented"):
             return self._lacks(ability, f"it answers {status} ({code})")
         if status in (408, 429) or status >= 500 or code in AGAIN:
-            return Retryable(f"it answers {status} ({code})", asked_wait_s(answer.get("HTTPHeaders", {})))
+            # botocore reads a page of a proxy or of a console as an error 500.
+            page = f" with a page of HTML; {PLACE}" if "html" in headers.get("content-type", "") else ""
+            return Retryable(f"it answers {status} ({code}){page}", asked_wait_s(headers))
         if code == "NoSuchBucket" or (status == 404 and ability in OF_BUCKET):
             return self._no_bucket()
         if code == "NoSuchUpload":
