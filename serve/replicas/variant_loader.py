@@ -151,6 +151,7 @@ class VariantLoader:
         else:
             self.loaded[name] = variant.identity
             self.say(f"loaded {name} in {time.monotonic() - began:.1f} s")
+        self.failures.pop(variant.identity, None)
         self.record(self.loaded, self.refused, self.failed)
 
     async def _ask(self, method: str, body: Mapping[str, str], timeout_s: float) -> dict[str, str]:

@@ -118,6 +118,7 @@ def service_without(ability, status="501 Not Implemented", code="NotImplemented"
         }
         if is_lacking.get(ability):
             refused.append(environ["PATH_INFO"])
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(LACKS)))])
             return [LACKS.replace(b"NotImplemented", code.encode())]
         for header in IGNORED.get(ability, ()):

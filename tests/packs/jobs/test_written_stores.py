@@ -30,6 +30,7 @@ def plan_notes(s3, settings, tmp_path, monkeypatch):
     """Return a function: service without an ability, provider, mount of a bucket -> notes of the plan."""
 
     def notes(lack, vendor, mode, is_bucket):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
         bucket = s3.bucket()
         open_place(bucket).create()
         keys = {name.lower(): value for name, value in KEY.items() if name != "AWS_REGION"}
