@@ -241,7 +241,9 @@ from pathlib import Path
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 state = Path(os.environ["SLIPWAY_WORK"]).parent / "state" / "tracking" / "mlflow.json"
 state.parent.mkdir(parents=True, exist_ok=True)
-state.write_text(json.dumps({"problem": "no answer yet"}))
+draft = state.with_suffix(".draft")
+draft.write_text(json.dumps({"problem": "no answer yet"}))
+draft.replace(state)
 time.sleep(600)
 """
 
@@ -285,6 +287,7 @@ def test_a_tracker_that_sends_nothing_is_named_at_once_and_by_the_verdict(
     write_metrics(world)
     world.start()
     until((world.pod.tracking / "mlflow.json").exists, "a state")
+    until(world.pod.progress.exists, "the progress")
     until(lambda: problem_of_tracker(world) == problem, "the problem of the tracker")
     until(lambda: world.progress().get("tracking") == {"mlflow": f"(not updated since: {problem})" if problem else ""})
     (world.pod.work / "go").touch()
