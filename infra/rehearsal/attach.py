@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -165,6 +166,22 @@ def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Runn
         process.kill()
         process.wait()
         raise SlipwayError(f"the rehearsal did not start within {START_S:g} s; see {log}")
+
+
+@contextmanager
+def temporary(*words: str, speed: float) -> Iterator[Running]:
+    """Yield a new world outside the folder of the user, and end and remove the world afterwards.
+
+    The worlds of the user, also ended worlds, keep their files. Raises UsageError for invalid arguments.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipway-rehearsal-") as folder:
+        base = Path(folder)
+        try:
+            yield start(base, *words, speed=speed)
+        finally:
+            with contextlib.suppress(NoWorld):
+                stop(base)
+            _clear(base)
 
 
 def stop(base: Path) -> Running:

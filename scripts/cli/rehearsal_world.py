@@ -54,7 +54,8 @@ def set_state_file(state_file: str) -> None:
     command_hints.add_carried_flag("--state-file", str(path))
 
 
-def attach_process(found: attach.Running) -> None:
+def attach_process(found: attach.Running, is_temporary: bool = False) -> None:
+    """Enter a world for this process and all child processes. `is_temporary`: the world ends with the command."""
     command_hints.add_carried_flag("--rehearse")
     os.environ[attach.INSIDE] = str(found.folder)
     faster = (
@@ -62,8 +63,12 @@ def attach_process(found: attach.Running) -> None:
         if found.speed == 1
         else f"the clock runs {found.speed:g} times as fast as real time (for durations and ages, not for dates)"
     )
-    flags = shlex.join(command_hints.flags())
-    render.say(f"rehearsal: no real money is spent, {faster}; add {flags} to the next commands")
+    advice = (
+        "this market ends with the dry run"
+        if is_temporary
+        else f"add {shlex.join(command_hints.flags())} to the next commands"
+    )
+    render.say(f"rehearsal: no real money is spent, {faster}; {advice}")
 
 
 def end_condition() -> str:

@@ -96,8 +96,17 @@ def rehearse(spec: RehearseFlags) -> None:
         find_sshd()
         # Build the environment before the clock runs, or the first pod would spend money during the build.
         local_step.python(context.settings())
+    if spec.dry_run:
+        with dry_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec)) as world:
+            rehearse_in(world, spec, plan)
+        return
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.attach_process(world)
+    rehearse_in(world, spec, plan)
+
+
+def rehearse_in(world: Running, spec: RehearseFlags, plan: dict[str, Any]) -> None:
+    """Launch in this world, and print the events and the bill. Raises Exit with the code of a failed launch."""
     if not spec.dry_run:  # a fault left over from a dry run would hit a later launch
         truth = world.truth()
         if truth["preemptions_left"] and any(pod["micro_usd_per_hour"] for pod in truth["pods"]):
@@ -171,12 +180,7 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
 
     An idle rehearsal with a different speed is replaced. Raises UsageError for a running rehearsal with other settings.
     """
-    from infra.rehearsal.offers import digest, read_offers
-
-    try:
-        known = digest(read_offers(Path(offers))) if offers else ""
-    except FileNotFoundError as error:
-        raise UsageError(f"--offers: {error}") from None
+    known = digest_of(offers)
     try:
         found = attach.find(rehearsal_world.base())
         if (speed or fitting) != found.speed and not found.truth()["billing"]:
@@ -187,14 +191,65 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
             )
             raise attach.NoWorld("the rehearsal has ended")
     except attach.NoWorld:
-        more = ["--offers", str(Path(offers).absolute())] if offers else []
-        more += ["--faults", str(Path(faults).absolute())] if faults else []
         try:
-            found = attach.start(rehearsal_world.base(), *more, speed=speed or fitting)
+            found = attach.start(rehearsal_world.base(), *files_of(faults, offers), speed=speed or fitting)
         except attach.AlreadyRuns:
             return the_world(plan, faults, offers, speed, fitting)
         render.say(f"a rehearsal was started; {rehearsal_world.end_condition()}")
         return found
+    refuse_other(found, plan, known, speed)
+    return found
+
+
+@contextlib.contextmanager
+def dry_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Iterator[Running]:
+    """Enter the rehearsal that the launch would use, or a market that ends with the dry run in place of a new rehearsal.
+
+    All rehearsals keep their files, and neither offers nor faults of the dry run reach a later launch. Raises
+    UsageError like `the_world`.
+    """
+    known, before = digest_of(offers), os.environ.get(attach.INSIDE)
+    with contextlib.ExitStack() as at_end:
+        found = None
+        with contextlib.suppress(attach.NoWorld):
+            running = attach.find(rehearsal_world.base())
+            if (speed or fitting) != running.speed and not running.truth()["billing"]:
+                render.say(
+                    f"without --dry-run, the idle rehearsal at {running.speed:g} times real time would end and lose "
+                    f"its files, because this launch needs {speed or fitting:g} times real time"
+                )
+            else:
+                refuse_other(running, plan, known, speed)
+                found = running
+        is_temporary = found is None
+        found = found or at_end.enter_context(attach.temporary(*files_of(faults, offers), speed=speed or fitting))
+        rehearsal_world.attach_process(found, is_temporary)
+        try:
+            yield found
+        finally:
+            os.environ.pop(attach.INSIDE, None)
+            if before is not None:
+                os.environ[attach.INSIDE] = before
+
+
+def digest_of(offers: str) -> str:
+    """Return the digest of a file of offers, or "" without a file. Raises UsageError."""
+    from infra.rehearsal.offers import digest, read_offers
+
+    try:
+        return digest(read_offers(Path(offers))) if offers else ""
+    except FileNotFoundError as error:
+        raise UsageError(f"--offers: {error}") from None
+
+
+def files_of(faults: str, offers: str) -> list[str]:
+    """Return the arguments of a new world for these files."""
+    files = {"--offers": offers, "--faults": faults}
+    return [word for name, path in files.items() if path for word in (name, str(Path(path).absolute()))]
+
+
+def refuse_other(found: Running, plan: dict[str, Any], known: str, speed: float | None) -> None:
+    """Raise UsageError if the running rehearsal cannot take these settings. `known`: digest of the typed offers."""
     at_start = [name for name in AT_START_ONLY if plan.get(name)]
     other = (
         "with different offers"
@@ -207,7 +262,6 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
     )
     if other:
         raise UsageError(f"a rehearsal runs already, {other}. End the rehearsal first: inv rehearse --stop")
-    return found
 
 
 def end(as_json: bool) -> None:

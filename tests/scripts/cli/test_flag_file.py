@@ -35,7 +35,6 @@ def test_flags_of_a_file_apply_unless_typed(world):
     assert outweighed == planned(world, "--phase", "mid", "--steps", "4", *rest)
     told = json.loads(world.inv("rehearse", "--provider", "local", str(path), "--dry-run", "--json"))
     assert told["launch"]["state"] == "planned"
-    world.inv("rehearse", "--stop")
 
 
 @pytest.mark.parametrize(
