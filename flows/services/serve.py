@@ -249,10 +249,10 @@ def set_desired_state(
         raise
 
 
-def scale(
+def plan_scale(
     name: str, least: int | None, most: int | None, journal: Journal, settings: Settings
-) -> tuple[WantedService, bool]:
-    """Change the desired number of replicas; return the desired state, and True if the state changed.
+) -> tuple[Revision, WantedService]:
+    """Return the service with the requested number of replicas, and the desired state, without changing any state.
 
     Raises UsageError for a range of replicas without a scaling target.
     """
@@ -270,7 +270,7 @@ def scale(
         )
     upper = max(policy.most, lower) if most is None else most
     if lower == policy.min_replicas and upper == policy.most:
-        return old, False
+        return Revision(name, old.newest, row, old, dict(old.variants)), old
     is_own, candidates = old.newest.engine == OWN_RUN, placement.candidates(old.newest.provider, settings)
     if is_own and own_run.is_one_machine(candidates, settings) and upper > 1:
         raise UsageError(
@@ -280,9 +280,25 @@ def scale(
     document: dict[str, Any] = revision.scaled(old.newest.document, lower, upper)
     service_file.parse(f"service {name}", document)
     newest = dataclasses.replace(old.newest, document=document)
-    now = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
-    service_rows.write_desired_state(journal, name, service_state.write(now), row)
-    return now, True
+    wanted = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
+    return Revision(name, newest, row, old, dict(old.variants)), wanted
+
+
+def rents_more(found: Revision, settings: Settings) -> bool:
+    """Return whether a change of the number of replicas may rent machines."""
+    assert found.old is not None
+    before, after = found.old.newest.service.policy, found.version.service.policy
+    is_more = after.min_replicas > before.min_replicas or after.most > before.most
+    return is_more and revision.may_rent(found.version, settings)
+
+
+def hourly_cost(offers: Sequence[Offer], replicas: int) -> tuple[int, int]:
+    """Return the price of the replicas in micro-USD per hour, and the number of replicas without a machine."""
+    total, left = 0, replicas
+    for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind
+        taken = min(left, 1 if one.place else left)
+        total, left = total + taken * one.micro_usd_per_hour, left - taken
+    return total, left
 
 
 def scale_forecast(name: str, wanted: WantedService, live: int) -> str:

@@ -4,22 +4,24 @@ from dataclasses import dataclass
 
 from flows.services import serve as use_case
 from infra.flags import flag
-from scripts.cli import context, render
+from scripts.cli import context, prompts, render
 from scripts.cli.command import command
-from scripts.cli.flags import Output
+from scripts.cli.flags import TALK, Output, Questions
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, show
+from scripts.services.up import show_placement
 from serve import readiness
 from serve.processes import controller_client
 from store import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleFlags(OneServiceFlags, Output):
+class ScaleFlags(OneServiceFlags, Output, Questions):
     min_replicas: int | None = flag(None, "lower bound")
     max_replicas: int | None = flag(
         None, "maximum number of replicas (default: unchanged, or --min-replicas if larger)"
     )
+    dry_run: bool = flag(False, "show the machines for the replicas with prices, and stop", group=TALK)
     detach: bool = flag(False, "do not wait until the replicas are ready")
 
 
@@ -27,18 +29,25 @@ class ScaleFlags(OneServiceFlags, Output):
 def scale(spec: ScaleFlags) -> None:
     """Change the number of replicas of a service.
 
-    The command sets the minimum and the maximum; no replica is restarted.
+    The command sets the minimum and the maximum; no replica is restarted. Before more replicas on rented machines, the
+    command shows machines, price and limit, and asks.
     """
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal, settings)
-        if not is_changed:
+        found, wanted = use_case.plan_scale(name, spec.min_replicas, spec.max_replicas, journal, settings)
+        if spec.dry_run:
+            show_placement(found, settings, spec.json)
+            return
+        if wanted == found.old:
             render.say(f"{name}: nothing to change")
+        elif use_case.rents_more(found, settings):
+            show_placement(found, settings, as_json=False, is_asked=False)
+            prompts.confirm(spec.yes)
         with terminal.show_while(f"{name}: asking the controller"):
-            seen = controller_client.ensure(name, settings, journal, render.tell)
-        if is_changed:
+            seen = use_case.set_desired_state(found, wanted, journal, settings, render.tell)
+        if wanted != found.old:
             live = sum(one.version == wanted.newest.number and one.state.is_alive for one in seen.members)
             render.say(use_case.scale_forecast(name, wanted, live))
         if not spec.detach:

@@ -145,10 +145,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     many = count(most, "replica") if least == most else f"{least} to {most} replicas"
     render.say(f"{name}: {_engine_of(version)}, {many}; machines in order of preference:")
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
-    hourly, left = 0, least
-    for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind
-        taken = min(left, 1 if one.place else left)
-        hourly, left = hourly + taken * one.micro_usd_per_hour, left - taken
+    hourly, left = use_case.hourly_cost(offers, least)
     missing = f" (machines are available for {least - left} replicas only)" if left else ""
     limit = service.slipway.spend_limit
     cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
@@ -156,7 +153,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {render.cents(hourly)} USD/h; {until}")
     if limit:
-        each = Limits(spend_micro_usd=limit_of(limit) // most)
+        each = Limits(spend_micro_usd=limit_of(limit) // max(1, most))
         rented = [(one, each) for one in offers if is_rented(one.provider)]
         off = "requests fail, because the gateway runs on this machine; replicas are not replaced"
         offers_table.show_laptop_off(off, rented, settings)

@@ -1,6 +1,7 @@
 """The placement of a service's replicas: own machines, spot machines, on-demand machines; and the spend limit."""
 
 import contextlib
+import json
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -8,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from infra.agent.process import find
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
+from infra.units import cents, micro_usd
+from serve.policy import service_state
+from serve.policy.service_state import Version, WantedService
 from tests.end_to_end.services import GUARD_S, Installation, say, serving
 from tests.end_to_end.test_street_ssh import with_machines
 from tests.hosts import loopback
@@ -100,6 +105,34 @@ def test_no_gpu_is_rented_that_is_too_small_for_the_model(tmp_path):
         installation.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
         shown = installation.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
         assert shown["placement"] and {one["gpu"].split("-")[0] for one in shown["placement"]} == {"H100"}
+    finally:
+        installation.world.inv("rehearse", "--stop")
+
+
+def test_more_replicas_on_rented_machines_need_a_yes(tmp_path):
+    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
+    installation = Installation(World(tmp_path, keys), tmp_path)
+    config = installation.config(1, resources={"accelerators": "L40S:1"}, slipway={"spend_limit": "40"})
+    version = Version(
+        number=1,
+        document=json.loads(Path(config).read_text()),
+        engine="torch",
+        provider="runpod",
+        model="hf://user/repo",
+    )
+    line = ("serve.scale", "demo", "--min-replicas", "4", "--rehearse")
+    try:
+        market = attach.start(attach.worlds_folder(tmp_path / "state" / "journal.db"), speed=60)
+        with Journal.open(market.folder / attach.JOURNAL, installation.world.environ) as journal:
+            wanted = service_state.write(WantedService(versions=(version,)))
+            service_rows.write_desired_state(journal, "demo", wanted, None)
+            shown = installation.world.json(*line, "--dry-run")
+            assert shown["min_replicas"] == 4
+            asked = installation.world.run(*line)
+            price = cents(4 * micro_usd(shown["placement"][0]["usd_per_hour"]))
+            assert f"4 replicas: about {price} USD/h; limit for all replicas: 40.00 USD" in asked.stderr
+            assert asked.returncode == 2 and "nothing was changed. Pass --yes" in asked.stderr
+            assert service_rows.find(journal, "demo").wanted == wanted and not market.truth()["pods"]
     finally:
         installation.world.inv("rehearse", "--stop")
 

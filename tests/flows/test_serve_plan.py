@@ -139,6 +139,23 @@ def test_model_that_vllm_cannot_run_on_a_cpu_is_served_by_our_engine_or_refused(
     assert serve.with_capable_engine(one, False, told.append).engine == "vllm-cpu" and len(told) == 1
 
 
+@pytest.mark.parametrize(
+    ("provider", "least", "rents"),
+    [("runpod", 3, True), ("runpod", 2, False), ("runpod", 1, False), ("local", 3, False)],
+)
+def test_change_of_size_rents_only_for_more_replicas_on_rented_machines(tmp_path, provider, least, rents):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), **RUNPOD}
+    settings = Settings.load(tmp_path, environ=environ)
+    document = {"service": {"replicas": 2, "readiness_probe": "/health"}}
+    old = WantedService(versions=(Version(number=1, document=document, provider=provider, model="hf://user/repo"),))
+    with Journal.open(settings.state_file, environ) as journal:
+        service_rows.write_desired_state(journal, "demo", service_state.write(old), None)
+        found, wanted = serve.plan_scale("demo", least, None, journal, settings)
+        assert service_rows.find(journal, "demo").wanted == service_state.write(old)
+    assert (wanted == old) is (least == 2) and serve.rents_more(found, settings) is rents
+    assert found.version.service.policy.min_replicas == found.version.service.policy.most == least
+
+
 @pytest.mark.parametrize(("policy", "live", "said"), [
     ({"replicas": 1}, 2, "demo: 1 replica wanted, 2 live; the controller ends 1 now, after the open requests"),
     ({"replicas": 3}, 1, "demo: 3 replicas wanted, 1 live; the controller starts 2 now"),

@@ -18,8 +18,9 @@ from flows.supervisor import supervisor_client
 from infra.errors import UsageError
 from infra.market.filters import format_offer
 from infra.runs.lookup import find_run
-from infra.units import in_usd
+from infra.units import count, in_usd, per_hour
 from packs.page.views.page_context import PageContext
+from serve.budget import limit_of
 from serve.processes import controller_client
 
 WORD_S = 60.0  # seconds for which a confirmation stays valid
@@ -124,16 +125,23 @@ class Acts:
         least, most = (_replicas(said, name) for name in ("least", "most"))
         if least > most:
             raise UsageError("the lower bound of replicas cannot exceed the upper bound")
+        settings = self.context.settings
         with self.context.journal() as journal:
             name = controller_client.find(_name(said), journal)
+            found, wanted = serve.plan_scale(name, least, most, journal, settings)
+        costs = ""
+        if serve.rents_more(found, settings):
+            offers = serve.replica_offers(found, settings, self.context.add_note)
+            limit = found.version.service.slipway.spend_limit
+            costs = f" {count(most, 'replica')} cost about {per_hour(serve.hourly_cost(offers, most)[0])}; "
+            costs += f"the limit for all replicas is {in_usd(limit_of(limit))}." if limit else "no limit is set."
 
         def do() -> None:
             with self.context.journal() as journal:
-                serve.scale(name, least, most, journal, self.context.settings)
-                controller_client.ensure(name, self.context.settings, journal, self.context.add_note)
+                serve.set_desired_state(found, wanted, journal, settings, self.context.add_note)
 
         command = f"inv serve.scale {name} --min-replicas {least} --max-replicas {most}"
-        return _question(f"Let {name} have {least} to {most} replicas? More replicas cost more.", command, do)
+        return _question(f"Let {name} have {least} to {most} replicas?{costs}", command, do)
 
 
 def _question(words: str, command: str, do: Callable[[], None]) -> ActQuestion:

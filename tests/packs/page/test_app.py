@@ -16,7 +16,9 @@ import pytest
 
 from infra.agent.job import Job
 from infra.errors import UsageError
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal
+from infra.records import Offer
 from infra.settings import Settings
 from packs.page.views import acts, app, chat, export, run_sources
 from packs.page.views.access import Gate
@@ -25,6 +27,8 @@ from packs.page.views.sections import VIEWS, artifacts, runs
 from packs.page.views.sections.ask import View, ViewQuery
 from packs.page.views.server import listen
 from scripts.models.chat import ChatFlags
+from serve.policy import service_state
+from serve.policy.service_state import Version, WantedService
 from store.artifacts.artifacts import Store
 from tests.packs.page.shard_reports import REPORT, changed
 from tests.world import ROOT
@@ -268,6 +272,18 @@ def test_action_that_fails_at_once_reports_the_error_to_its_caller(context, monk
     with pytest.raises(UsageError, match="no scaling target"):
         asking.handle({"word": word})
     assert context.notes[-1] == "inv serve.scale it: no scaling target is set"
+
+
+def test_question_about_more_rented_replicas_names_their_price(context, monkeypatch):
+    document = {"service": {"replicas": 1, "readiness_probe": "/health"}, "slipway": {"spend_limit": 40}}
+    old = WantedService(versions=(Version(number=1, document=document, provider="runpod", model="hf://user/repo"),))
+    with Journal.open(context.settings.state_file) as journal:
+        service_rows.write_desired_state(journal, "demo", service_state.write(old), None)
+    offer = Offer(provider="runpod", offer_id="L40S", micro_usd_per_hour=500_000)
+    monkeypatch.setattr(acts.serve, "replica_offers", lambda *known: [offer])
+    said = acts.Acts(context).handle({"act": "scale", "name": "demo", "least": 3, "most": 3})
+    cost = "3 replicas cost about 1.50 USD/h; the limit for all replicas is 40.00 USD."
+    assert said["question"] == f"Let demo have 3 to 3 replicas? {cost}"
 
 
 def test_actions_have_no_default_target(context):
