@@ -130,7 +130,7 @@ def resolve(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
         hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     candidates = registry.candidates(settings)
     for where in packs.entries("launch_changes").values():
-        spec = packs.load(where)(spec, candidates[0].is_rented)
+        spec = packs.load(where)(spec, candidates[0].is_rented, settings)
     work = PlannedWork.from_spec(spec, settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:

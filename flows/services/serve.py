@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,15 @@ from flows.specs.service import ServeSpec
 from flows.supervisor import supervisor_client
 from infra import job_environment
 from infra.agent import host
-from infra.errors import UsageError
+from infra.errors import NoOffer, UsageError
+from infra.flags import command_words
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.service_rows import ServiceRow
 from infra.names import check_name
 from infra.records import Offer, PlannedMount
 from infra.runs.timing import Say
-from infra.selection import registry
+from infra.selection import choose, preflight, registry
 from infra.settings import Settings, is_secret
 from infra.units import count, duration
 from serve import own_run, revision
@@ -90,11 +92,34 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     is_own = own_run.is_wanted(service, spec.engine, spec.model or spec.tag, own_model(service, spec, before))
     version = (version_of_run if is_own else version_of_model)(draft, spec, settings, tell)
     version, found = variants.with_variants(name, version, variants.named_by(spec.added), old, settings)
-    paid = {"spend-limit": spec.spend_limit, "use-spot": spec.use_spot, "max-price": spec.max_price}
-    if (only_rented := [one for one in paid if paid[one]]) and not revision.may_rent(version, settings):
-        raise UsageError(f"--{only_rented[0]} applies to rented machines; this machine costs nothing")
+    paid: dict[str, str | bool] = {
+        "spend-limit": spec.spend_limit,
+        "use-spot": spec.use_spot,
+        "max-price": spec.max_price,
+    }
+    if not revision.may_rent(version, settings):
+        but = ("spend_limit", "use_spot", "max_price", "yes", "json", "dry_run", "detach")
+        practice = shlex.join(["inv", "serve.up", "--rehearse", *command_words(spec, but)])
+        preflight.refuse_money_flags(settings, paid, practice=practice)
+        refuse_missing_gpus(version, practice, settings)
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_memory_need(version, settings, tell), row, old, found)
+
+
+def refuse_missing_gpus(version: Version, practice: str, settings: Settings) -> None:
+    """Raise NoOffer if this machine is the only place for the replicas and lacks their GPUs.
+
+    practice: the command that rehearses the service.
+    """
+    request = placement.request_of(version.service, "")
+    is_here = placement.candidates(version.provider, settings) == ("local",)
+    if not (is_here and (request.gpu or request.num_gpus)) or registry.provider(settings, "local").offers(request):
+        return
+    wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
+    raise NoOffer(
+        f"this machine does not have the GPUs of a replica ({wanted}). {choose.how_to_rent({}, practice)}; to list the "
+        "GPUs of this machine: inv doctor"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Providers and a request become the matching offers, cheapest first. Recently fai
 the account's balance are dropped. `tell` receives a message for each dropped or demoted offer.
 """
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,13 +60,13 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
     return sorted(found, key=lambda offer: offer.micro_usd_per_hour)
 
 
-def how_to_rent(flags: Mapping[str, Any]) -> str:
-    """Return how to rent without a key so far, and the rehearsal with these flags; falsy values are left out."""
+def how_to_rent(flags: Mapping[str, Any], command: str = "inv rehearse") -> str:
+    """Return how to rent without a key, and how to practise: `command` with these flags; falsy values are left out."""
     keys = ", ".join(key.upper() for key in VENDORS.values())
-    words = (f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items() if value)
+    typed = {f"--{name}": "" if value is True else shlex.quote(f"{value}") for name, value in flags.items() if value}
     return (
         f"To rent, set a key ({keys}) in the shell or .env and add --provider {MARKET}; to practise without a key: "
-        + " ".join(["inv rehearse", *words])
+        + " ".join([command, *(f"{name} {value}".strip() for name, value in typed.items())])
     )
 
 

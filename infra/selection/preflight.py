@@ -8,8 +8,10 @@ costs. The checks rent no machine and ask vendors for the balance only.
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
@@ -33,6 +35,7 @@ MOST_USD = "150"  # also the limit without a forecast: pods without work, sweeps
 MOST_MICRO_USD = micro_usd(MOST_USD)
 CENT = 10_000  # micro-USD
 OTHER = "to change the limit: --spend-limit, --ttl"
+PRACTICE = "inv rehearse"  # the command that rehearses a launch
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,18 @@ def read_budget(said: str) -> tuple[str, int | None]:
     return name, amount_of("budget", amount) if equals else None
 
 
-def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
+def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, practice: str = PRACTICE) -> Limits:
     """Return the limits from the typed flags; rented machines without limits get a default, see `is_open`, `with_most`.
 
-    Raises UsageError, also for an invalid budget.
+    `practice`: see `refuse_money_flags`. Raises UsageError, also for an invalid budget.
     """
     spend_limit = spec.spend_limit
     time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
     if not is_rented:
-        refuse_money_flags(settings, spec)
+        machine = spec if isinstance(spec, MachineSpec) else MachineSpec()
+        paid: dict[str, str | bool] = {"spend-limit": spec.spend_limit, "budget": spec.budget}
+        paid |= {"max-price": machine.max_price, "use-spot": machine.use_spot}
+        refuse_money_flags(settings, paid, {"gpu": machine.gpu, "num-gpus": machine.num_gpus}, practice)
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
     if spec.budget:
         read_budget(spec.budget)
@@ -110,17 +116,26 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
     return Limits(time_s=time_s, spend_micro_usd=spend, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
 
 
-def refuse_money_flags(settings: Settings, spec: LimitSpec) -> None:
-    """Raise UsageError for a flag of rented machines, with the way to rent if only the key of a vendor is missing."""
-    machine = spec if isinstance(spec, MachineSpec) else MachineSpec()
-    paid: dict[str, str | bool] = {"spend-limit": spec.spend_limit, "budget": spec.budget}
-    paid |= {"max-price": machine.max_price, "use-spot": machine.use_spot}
-    if named := next((name for name, value in paid.items() if value), ""):
-        why = "this provider costs nothing"
-        if settings.sources["provider"] == NO_KEY:
-            flags = {"gpu": machine.gpu, "num-gpus": machine.num_gpus, **paid}
-            why = f"without a key of a vendor the work runs on this machine, which costs nothing. {how_to_rent(flags)}"
-        raise UsageError(f"--{named} is for rented machines; {why}")
+def refuse_money_flags(
+    settings: Settings,
+    paid: Mapping[str, str | bool],
+    others: Mapping[str, Any] = MappingProxyType({}),
+    practice: str = PRACTICE,
+    instead: str = "",
+) -> None:
+    """Raise UsageError for a flag of rented machines, with the way to rent if only the key of a vendor is missing.
+
+    paid: values of the flags of rented machines, by name; falsy values are not typed. others: further flags of the
+    command `practice`, which rehearses the same work. instead: advice about a flag for machines without costs.
+    """
+    named = next((name for name, value in paid.items() if value), "")
+    if not named:
+        return
+    why = "this provider costs nothing"
+    if settings.sources["provider"] == NO_KEY:
+        how = how_to_rent({**others, **paid}, practice)
+        why = f"without a key of a vendor the work runs on this machine, which costs nothing. {how}"
+    raise UsageError(f"--{named} is for rented machines; {why}{instead}")
 
 
 def is_open(limits: Limits) -> bool:

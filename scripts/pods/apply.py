@@ -1,6 +1,7 @@
 """The command `inv apply`: a file of pods, turned into a plan with prices, then into pods."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from infra.ledger.op import Op
 from infra.runs.journal_upkeep import settle
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
+from infra.selection import preflight
 from infra.settings import Settings
 from infra.units import in_usd, per_hour, rate
 from scripts.cli import context, prompts, render, session
@@ -110,11 +112,16 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
     except FileNotFoundError:
         raise UsageError(f"the file {path} does not exist") from None
     set_name, specs = pod_set.read_set(str(path), path.stem, document, settings.provider, OWN)
+    is_rented = not specs
     for spec in specs:
         try:
-            use_case.pod_request(spec, settings, render.tell)
+            candidates, _, _ = use_case.pod_request(spec, settings, render.tell)
+            is_rented = is_rented or candidates[0].is_rented
         except SlipwayError as error:
             raise UsageError(f"{path}: {spec.name}: {error}") from None
+    if not is_rented:
+        practice = f"inv apply --rehearse {shlex.quote(str(path))}"
+        preflight.refuse_money_flags(settings, {"spend-limit": said}, practice=practice)
     found = {spec.name: spec for spec in specs}
     return set_name, found, SetLimit.for_set(set_name, said or pod_set.limit_of(str(path), document), found)
 

@@ -28,7 +28,8 @@ def create(spec: CreateFlags) -> None:
     name = check_name(spec.run_name) if spec.run_name else ""
     candidates = registry.candidates(settings)
     is_rented = candidates[0].is_rented
-    limits = preflight.with_most(preflight.limits_for(settings, is_rented, spec), is_rented, render.say)
+    limits = preflight.limits_for(settings, is_rented, spec, "inv pod.create --rehearse")
+    limits = preflight.with_most(limits, is_rented, render.say)
     request = request_on(candidates, spec, name or "new", pool=spec.pool, host=spec.host)
     if is_rented:
         refuse_open(request)

@@ -203,7 +203,7 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
 
 @contextlib.contextmanager
 def dry_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Iterator[Running]:
-    """Enter the rehearsal that the launch would use, or a market that ends with the dry run in place of a new rehearsal.
+    """Enter the rehearsal of the launch, or, in place of a new rehearsal, a market that ends with the dry run.
 
     All rehearsals keep their files, and neither offers nor faults of the dry run reach a later launch. Raises
     UsageError like `the_world`.

@@ -6,7 +6,7 @@ import pytest
 
 from flows.services import serve
 from flows.specs.service import ServeSpec
-from infra.errors import UsageError
+from infra.errors import NoOffer, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.settings import Settings
@@ -84,8 +84,29 @@ def test_engine_of_a_model_takes_the_secrets_of_a_file_by_name(tmp_path, monkeyp
 @pytest.mark.parametrize("flags", [{"spend_limit": "5"}, {"use_spot": True}, {"max_price": "5"}])
 def test_a_service_on_this_machine_costs_nothing(tmp_path, flags):
     flag = f"--{next(iter(flags)).replace('_', '-')}"
-    with pytest.raises(UsageError, match=f"{flag} applies to rented machines; this machine costs nothing"):
+    with pytest.raises(UsageError, match=f"{flag} is for rented machines; this provider costs nothing"):
         planned(tmp_path, "local", **flags)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("flags", "why", "practice"),
+    [
+        ({"spend_limit": "5"}, "--spend-limit is for rented machines; without a key", "--spend-limit 5"),
+        ({"use_spot": True}, "--use-spot is for rented machines; without a key", "--use-spot"),
+        ({"max_price": "$3"}, "--max-price is for rented machines; without a key", "--max-price '$3'"),
+        ({"gpu": "H100", "num_gpus": 8}, "does not have the GPUs of a replica (8 H100)", "--gpu=H100 --num-gpus=8"),
+    ],
+)
+def test_service_on_rented_machines_without_a_key_names_the_keys_and_the_rehearsal(tmp_path, flags, why, practice):
+    settings = Settings.load(tmp_path, environ={"SLIPWAY_STATE_FILE": str(tmp_path / "j.db"), "HOME": str(tmp_path)})
+    (model := tmp_path / "mine").mkdir()
+    (model / "fake.json").write_text("{}")
+    with Journal.open(settings.state_file, {}) as journal, pytest.raises((UsageError, NoOffer)) as refused:
+        serve.plan(ServeSpec(name="demo", model=str(model), **flags), journal, settings, print)
+    said = str(refused.value)
+    assert why in said and "RUNPOD_API_KEY" in said
+    assert f"inv serve.up --rehearse --name=demo --model={model} {practice}" in said
 
 
 def test_typed_machine_of_a_replica_overrides_the_file(tmp_path):

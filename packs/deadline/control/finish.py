@@ -16,7 +16,8 @@ from flows.specs.work import PhaseFlags
 from infra.agent.limits import FINISH_BY, hard_limit_s
 from infra.errors import UsageError
 from infra.records import Plan
-from infra.selection.preflight import amount_of
+from infra.selection.preflight import amount_of, refuse_money_flags
+from infra.settings import Settings
 from infra.units import about
 from packs.deadline.records.job_variables import FEW, LIMIT, VARIABLE
 from trainer.config import PhaseConfig
@@ -42,13 +43,15 @@ def read_time(text: str, now: datetime | None = None) -> datetime:
         ) from None
 
 
-def with_limits(spec: LaunchSpec, finish_by: str, finish_within: str, is_rented: bool) -> LaunchSpec:
+def refuse_money(spec: LaunchSpec, finish_within: str, settings: Settings) -> None:
+    """Raise UsageError for --finish-within on a machine without costs."""
+    others, instead = {"gpu": spec.gpu, "num-gpus": spec.num_gpus}, ". For a time: --finish-by 16:00"
+    refuse_money_flags(settings, {"finish-within": finish_within}, others, instead=instead)
+
+
+def with_limits(spec: LaunchSpec, finish_by: str, finish_within: str) -> LaunchSpec:
     """Return the flags of a launch with these limits. Raises UsageError."""
     if finish_within:
-        if not is_rented:
-            raise UsageError(
-                "--finish-within is for rented machines; this provider costs nothing. For a time: --finish-by 16:00"
-            )
         if spec.spend_limit:
             raise UsageError("--finish-within sets the spend limit; leave --spend-limit out")
         # Check here, or the error would name --spend-limit, which the user has not typed.

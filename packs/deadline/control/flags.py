@@ -35,14 +35,16 @@ class FinishFlags(PhaseFlags):
         return bool(self.finish_by or self.finish_within)
 
 
-def with_limits(spec: LaunchSpec, is_rented: bool) -> LaunchSpec:
+def with_limits(spec: LaunchSpec, is_rented: bool, settings: Settings) -> LaunchSpec:
     """Return the flags of a launch with the limits that the flags of this pack set. Raises UsageError."""
     asked = spec.added_record(FinishFlags)
     if not asked.are_given:
         return spec
     from packs.deadline.control import finish  # few launches have the flags
 
-    spec = finish.with_limits(spec, asked.finish_by, asked.finish_within, is_rented)
+    if not is_rented:
+        finish.refuse_money(spec, asked.finish_within, settings)
+    spec = finish.with_limits(spec, asked.finish_by, asked.finish_within)
     if not asked.finish_by:
         return spec
     # From now on a date: after a wait, the next 16:00 would be tomorrow.

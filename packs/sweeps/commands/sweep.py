@@ -22,7 +22,7 @@ from infra.ledger.journal import Journal
 from infra.records import Offer
 from infra.runs.journal_upkeep import settle
 from infra.runs.lookup import scale_of
-from infra.selection import registry
+from infra.selection import preflight, registry
 from infra.selection.machine_spec import LIMITS, MACHINE
 from infra.settings import HELD, Settings
 from infra.units import per_hour
@@ -210,6 +210,9 @@ def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
             f"{typed} is for rented machines; machines of --provider {settings.provider} are not rented, "
             "and runs share their GPUs without the flag"
         )
+    if not is_rented:
+        practice = f"inv sweep --rehearse {shlex.quote(spec.config)}"
+        preflight.refuse_money_flags(settings, {"spend-limit": spec.spend_limit}, practice=practice)
     if spec.no_deploy and (spec.pack or spec.deploy_only):
         raise UsageError("--no-deploy uses existing pods; leave out --pack and --deploy-only")
     if spec.no_deploy and spec.spend_limit:

@@ -66,6 +66,7 @@ def test_a_machine_is_not_rented_without_a_key_to_its_google_bucket(monkeypatch)
         ({"budget": "evals=40"}, "--budget evals=40"),
         ({"use_spot": True}, "--use-spot"),
         ({"max_price": "3"}, "--max-price 3"),
+        ({"spend_limit": "$40"}, r"--spend-limit '\$40'"),
     ],
 )
 def test_a_money_flag_without_a_key_names_the_keys_and_the_rehearsal(flags, rehearsal):

@@ -16,8 +16,9 @@ from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.records import Request
 from infra.settings import Settings
+from packs.deadline.control import flags as deadline_flags
 from packs.deadline.control.finish import ending_at_limit, read_time
-from packs.deadline.control.flags import FinishFlags, with_limits
+from packs.deadline.control.flags import FinishFlags
 from packs.deadline.records.job_variables import LIMIT, VARIABLE
 from tests.trainer.conftest import tiny
 from tests.world import ROOT
@@ -61,6 +62,11 @@ def spec_of(is_typed: str = "", **flags: str) -> LaunchSpec:
     return LaunchSpec(phase="base", **others, added=(FinishFlags(**own),))
 
 
+def with_limits(spec: LaunchSpec, is_rented: bool, provider: str = "local") -> LaunchSpec:
+    settings = Settings.load(ROOT, {"provider": provider} if provider else {}, environ={})
+    return deadline_flags.with_limits(spec, is_rented, settings)
+
+
 def test_limits_of_the_pod_follow_from_the_flags():
     within = with_limits(spec_of(finish_within="15"), is_rented=True)
     assert (within.spend_limit, within.ttl) == ("15", "") and "spend_limit" in within.typed
@@ -102,7 +108,11 @@ def test_same_launch_later_follows_its_run(before, again, differs):
 @pytest.mark.parametrize(
     ("flags", "is_rented", "said"),
     [
-        ({"finish_within": "15"}, False, "--finish-within is for rented machines"),
+        (
+            {"finish_within": "15"},
+            False,
+            "--finish-within is for rented machines; this .* nothing. For a time: --finish",
+        ),
         ({"finish_within": "15", "spend_limit": "3"}, True, "leave --spend-limit out"),
         ({"finish_by": "23:59", "ttl": "2h"}, True, "leave --ttl out"),
         ({"finish_by": "2001-01-01 10:00"}, True, "this time has passed"),
@@ -113,6 +123,11 @@ def test_same_launch_later_follows_its_run(before, again, differs):
 def test_contradictions_are_refused(flags, is_rented, said):
     with pytest.raises(UsageError, match=said):
         with_limits(spec_of(**flags), is_rented)
+
+
+def test_limit_of_money_without_a_key_names_the_keys_and_the_rehearsal():
+    with pytest.raises(UsageError, match="RUNPOD_API_KEY.*: inv rehearse --gpu H100 --finish-within 15. For a time"):
+        with_limits(spec_of(finish_within="15", gpu="H100"), False, provider="")
 
 
 @pytest.mark.pack("sweeps")
