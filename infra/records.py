@@ -390,6 +390,7 @@ class PodView:
     spent_micro_usd: int = 0
     told_micro_usd: int | None = None  # cost of the newest pod by the vendor's latest report
     limit_micro_usd: int | None = None  # limit of this pod, plus the cost of the run's earlier pods
+    run_limit_micro_usd: int | None = None  # the same for all nodes of the run; None also for a row of another node
     limit_in_s: float | None = None  # time until the time limit or the money is used up, by the provider's clock
     over_limit_micro_usd: int = 0  # possible cost of a live pod beyond the limit
     over_limit_s: float = 0.0  # possible lifetime of a live pod beyond the limit, by the provider's clock

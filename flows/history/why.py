@@ -20,7 +20,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import FAILED, JournalEvent, Op
 from infra.records import PodView
-from infra.runs import observation, run_rows
+from infra.runs import observation
 from infra.runs.lookup import find_run
 from infra.runs.observation import folder_of
 from infra.runs.run_home import RunHome
@@ -64,9 +64,8 @@ def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
 def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyStory:
     """Return the story of a run from the newest row. `said` is an external explanation of the end."""
     view = next(one for one in status.status(journal, settings, op.run) if one.run == op.run)
-    limit = view.limit_micro_usd and view.limit_micro_usd * run_rows.size_of(op)  # For all nodes, like the cost.
     cost = spending.of_run(op, view, journal, settings)
-    view = replace(view, spent_micro_usd=cost.micro_usd, limit_micro_usd=limit)
+    view = replace(view, spent_micro_usd=cost.micro_usd, limit_micro_usd=view.run_limit_micro_usd)
     events, rows = journal.events(op.run), journal.ops(run=op.run)
     verdict = _verdict(op, view, settings)
     step = str(verdict.get("step") or view.step)

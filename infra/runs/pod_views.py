@@ -20,7 +20,7 @@ from infra.ledger.spend import LimitOverrun
 from infra.machines.host_memory import map_parallel
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
-from infra.runs import observation
+from infra.runs import observation, run_rows
 from infra.runs.observation import STOPPED, Observation
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
@@ -97,6 +97,7 @@ def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mappi
     uploads = progress.get("uploads") or {}
     ended_at = _ended_at(op, seen)
     of_run = [row for row in rows if row.token != op.token]
+    limit = None if op.cap is None else op.cap + before
     over = spend.excess(op, now, seen.clock_scale) if op.rate else LimitOverrun()
     heard_s = observation.report_age_s(seen.guard, now)
     return PodView(
@@ -109,7 +110,8 @@ def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mappi
         micro_usd_per_hour=op.rate,
         spent_micro_usd=spend.total(rows, told, now, clock_scale=seen.clock_scale),
         told_micro_usd=told_now,
-        limit_micro_usd=None if op.cap is None else op.cap + before,
+        limit_micro_usd=limit,
+        run_limit_micro_usd=None if limit is None or op.rank else limit * run_rows.size_of(op),
         limit_in_s=spend.left_s(op, now, seen.clock_scale) if op.is_live else None,
         over_limit_micro_usd=over.micro_usd,
         over_limit_s=over.time_s,

@@ -219,9 +219,10 @@ def money(view: PodView) -> str:
 
 def more(view: PodView) -> str:
     """Return a resume command with twice the limit if the spend limit ended the run; else ""."""
-    if view.state != "limit" or not view.limit_micro_usd:
+    if view.state != "limit" or not view.run_limit_micro_usd:
         return ""
-    return f"continue from the newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
+    limit = usd(2 * view.run_limit_micro_usd)
+    return f"continue from the newest checkpoint: inv resume {view.run} --spend-limit {limit}"
 
 
 def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":

@@ -344,6 +344,14 @@ def test_an_idle_gpu_is_shown_with_its_limit_and_pending_uploads():
     )
 
 
+@pytest.mark.parametrize(("nodes", "rank", "limit"), [(1, 0, 25_000_000), (4, 0, 100_000_000), (4, 2, None)])
+def test_limit_of_a_run_counts_all_nodes_and_is_in_the_row_of_the_first(nodes, rank, limit):
+    request = json.dumps({"nodes": nodes})
+    op = Op(token="t", run="a-1", vendor="runpod", state="READY", cap=25_000_000, request=request, rank=rank)
+    seen = pod_views.view(op, Observation(), Clocks("", 0.0, 9.0), [op], {})
+    assert (seen.limit_micro_usd, seen.run_limit_micro_usd) == (25_000_000, limit)
+
+
 @pytest.mark.parametrize(
     ("age_s", "scale", "spent_s", "end"),
     [

@@ -223,7 +223,7 @@ def test_uploaded_checkpoint_is_shown_with_its_age():
 
 
 def test_run_ended_by_its_limit_shows_how_to_continue():
-    limit = replace(VIEW, state="limit", note="", limit_micro_usd=100_000_000)
+    limit = replace(VIEW, state="limit", note="", run_limit_micro_usd=100_000_000)
     assert "inv resume brave-otter-3 --spend-limit 200.00" in shown(status_table.status_table([limit], 2.0), 120)
     assert "inv resume" not in shown(status_table.status_table([replace(limit, state="stopped")], 2.0), 120)
 
