@@ -7,31 +7,40 @@ from infra.errors import UsageError
 from infra.records import Offer, Plan, PlannedMount
 from infra.units import count, size
 
+NAMING = "--cloud, --region and --instance-type"
 SHOWN = 9  # offers in the table of a plan
 Show = Callable[[Sequence[Offer]], None]  # prints a numbered table of offers
 
 
-def pick(offers: list[Offer], is_named: bool, yes: bool, show: Show) -> list[Offer]:
+def pick(offers: list[Offer], is_named: bool, yes: bool, show: Show, flags: str = NAMING) -> list[Offer]:
     """Return the offers in rental order, the user's pick first; [] if the user quits.
 
-    Raises UsageError when stdin is not a terminal.
+    flags: flags of the command that name a machine in place of --yes; "" for none. Raises UsageError when stdin is not
+    a terminal.
     """
-    found = pick_or(offers, is_named, yes, show, {})
+    found = pick_or(offers, is_named, yes, show, {}, flags)
     assert not isinstance(found, str), "no alternative answers were given"
     return found
 
 
-def pick_or(offers: list[Offer], is_named: bool, yes: bool, show: Show, others: Mapping[str, str]) -> list[Offer] | str:
+def pick_or(
+    offers: list[Offer],
+    is_named: bool,
+    yes: bool,
+    show: Show,
+    others: Mapping[str, str],
+    flags: str = NAMING,
+) -> list[Offer] | str:
     """Return the offers in rental order, or the letter of an alternative answer.
 
-    others: the text of each alternative by letter. Raises UsageError when stdin is not a terminal.
+    others: the text of each alternative by letter. flags: see `pick`. Raises UsageError when stdin is not a terminal.
     """
     if yes or is_named:
         return offers
     if not sys.stdin.isatty():
         raise UsageError(
-            "stdin is not a terminal, so inv cannot ask which instance to rent; nothing was rented. Pass "
-            "--yes, or --cloud, --region and --instance-type"
+            "stdin is not a terminal, so inv cannot ask which instance to rent; nothing was rented. Pass --yes"
+            + (f", or {flags}" if flags else "")
         )
     letters = {"a": f"show all {len(offers)} offers", **others} if len(offers) > SHOWN else others
     for letter, words in letters.items():

@@ -47,7 +47,7 @@ def resume(spec: ResumeFlags) -> None:
                 render.say(found.money)
                 offers_table.show_ends(found.plan.job.limits, found.offers[0], settings, found.plan.job.on_failure)
             if not spec.dry_run:
-                offers = prompts.pick(list(found.offers), False, spec.yes, offers_table.show_table)
+                offers = prompts.pick(list(found.offers), False, spec.yes, offers_table.show_table, flags="")
                 if not offers:
                     render.say("nothing was rented")
                     return

@@ -87,6 +87,7 @@ def test_resume_shows_the_machine_and_asks(user):
         "Available L40S Instances" in said
         and "cannot ask which instance to rent; nothing was rented. Pass --yes" in said
     )
+    assert "--cloud" not in said
     assert "calm has cost " in said and " of 4.00 USD since the first launch; the limit" in said and "ended by" in said
     plan = user.json("resume", "calm", "--dry-run", "--rehearse")
     assert plan["rents"] and 3 < float(plan["left_usd"]) < 4

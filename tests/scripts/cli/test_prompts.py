@@ -18,6 +18,8 @@ def test_fully_named_machine_is_taken_without_a_question(monkeypatch):
     assert prompts.pick_or(OFFERS, False, True, print, {}) == OFFERS
     with pytest.raises(UsageError, match="Pass --yes, or --cloud, --region and --instance-type"):
         prompts.pick_or(OFFERS, False, False, print, {})
+    with pytest.raises(UsageError, match="nothing was rented. Pass --yes$"):
+        prompts.pick(OFFERS, False, False, print, flags="")
 
 
 @pytest.mark.parametrize(
