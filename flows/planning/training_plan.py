@@ -12,7 +12,7 @@ from pathlib import Path
 from data.config import text_unit
 from flows.planning import estimates, extensions
 from flows.planning.extensions import reward_text, use_phases, use_source
-from flows.specs.work import WorkSpec, phase_changes, typed_sizes
+from flows.specs.work import WorkSpec, phase_changes, prepare_command, typed_sizes
 from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
@@ -193,7 +193,7 @@ def plan_for(
     if plan.job and is_examined(vendor) and (note := sandbox_note(estimates.phases_of(plan.job.steps))):
         plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
     if plan.job and not vendor.is_here and not settings.rehearsal:
-        refuse_local_inputs(plan.job.steps)
+        refuse_local_inputs(plan.job.steps, prepare_command(work.spec))
     if plan.job:
         check_writable(settings.store)
     if plan.job and settings.rehearsal:  # a rehearsal has no real GPUs
@@ -273,14 +273,14 @@ def identity_file(said: str) -> str:
     return str(path)
 
 
-def refuse_local_inputs(steps: tuple[Step, ...]) -> None:
-    """Raise UsageError for steps that read local files but would run on a different machine."""
+def refuse_local_inputs(steps: tuple[Step, ...], prepare: str) -> None:
+    """Raise UsageError for steps that read local files but would run elsewhere; `prepare` runs these steps here."""
     for step in steps:
         source = step.config["spec"].get("source", "")
         if step.words[-1] in ("talk", "import", "problems", "identity") and source and "://" not in source:
             raise UsageError(
                 f"{source} is on this machine, but the work runs on a different machine. To put the data into the "
-                "store first, run inv train --prepare with the same flags"
+                f"store first: {prepare}"
             )
 
 

@@ -17,6 +17,7 @@ from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
 from flows.runs.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import prepare_command
 from infra import job_environment
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
@@ -282,18 +283,18 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
 
     `again` is the command for also making missing artifacts on the rented machine.
     """
-    resolved, plan = found.resolved, found.plan
+    resolved, plan, prepare = found.resolved, found.plan, prepare_command(found.resolved.spec)
     if not resolved.spec.dry_run and not found.active_run:
         refuse_empty(plan.mounts)
     if found.offers:
-        offers = preflight(plan, found.offers, settings, resolved.spec.with_missing, again, tell)
+        offers = preflight(plan, found.offers, settings, resolved.spec.with_missing, again, prepare, tell)
         if plan.job and plan.job.self_end:
             found = replace(found, warnings=self_end_warnings(offers, settings))
         return replace(found, offers=tuple(offers))
     if plan.job and not found.active_run:
         vendor = registry.candidates(settings)[0]
         if vendor.is_ephemeral:
-            check_work(plan, settings, resolved.spec.with_missing, again)
+            check_work(plan, settings, resolved.spec.with_missing, again, prepare)
         if vendor.is_here:
             phases = estimates.phases_of(plan.job.steps)
             estimates.check_memory(phases, resolved.request.num_gpus)

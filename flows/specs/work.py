@@ -6,13 +6,14 @@ the flag, the setting of the same name in the settings of the pack applies. Opti
 """
 
 import functools
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from infra.errors import UsageError
-from infra.flags import Typed, flag, nondefault_flags
+from infra.flags import Typed, command_words, flag, flags_of, nondefault_flags
 from store import packs
 from trainer.records.phase_registry import phase_names
 
@@ -241,6 +242,15 @@ def phase_changes(added: Iterable[Any], settings: Any = None, init: Any = None) 
             resolved = packs.load(one.resolve)(one, settings, init) if one.resolve else one
             found |= {f"--{name}": functools.partial(packs.load(one.change), resolved) for name in names}
     return found
+
+
+def prepare_command(spec: WorkSpec) -> str:
+    """Return the command that makes the inputs of a training on this machine, with the flags that `train` has."""
+    of_train = (WorkSpec, *map(packs.load, packs.command_flags("train")))
+    known = {one.name for record in of_train for one in flags_of(record)}
+    given = {one.name for record in (spec, *spec.added) for one in flags_of(type(record))}
+    but = {*(given - known), "phase", "track", "with_missing"}  # `train` has no trackers, and makes all inputs
+    return shlex.join(["inv", "train", "--prepare", "--phase", spec.phase, *command_words(spec, but)])
 
 
 def filled(spec: S, values: Mapping[str, Any]) -> S:

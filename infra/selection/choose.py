@@ -63,11 +63,9 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
 def how_to_rent(flags: Mapping[str, Any], command: str = "inv rehearse") -> str:
     """Return how to rent without a key, and how to practise: `command` with these flags; falsy values are left out."""
     keys = ", ".join(key.upper() for key in VENDORS.values())
-    typed = {f"--{name}": "" if value is True else shlex.quote(f"{value}") for name, value in flags.items() if value}
-    return (
-        f"To rent, set a key ({keys}) in the shell or .env and add --provider {MARKET}; to practise without a key: "
-        + " ".join([command, *(f"{name} {value}".strip() for name, value in typed.items())])
-    )
+    words = (f"--{name}" if it is True else f"--{name} {shlex.quote(f'{it}')}" for name, it in flags.items() if it)
+    how = f"To rent, set a key ({keys}) in the shell or .env and add --provider {MARKET}"
+    return f"{how}; to practise without a key: {' '.join([command, *words])}"
 
 
 def find(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:

@@ -206,20 +206,20 @@ def setup_of(settings: Settings) -> tuple[float, float, float]:
 
 
 def preflight(
-    plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool, again: str, tell: Tell
+    plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool, again: str, prepare: str, tell: Tell
 ) -> list[Offer]:
     """Run all checks without cost and return the affordable offers.
 
-    `again`: see `check_work`. Raises UsageError.
+    `again`, `prepare`: see `check_work`. Raises UsageError.
     """
-    check_work(plan, settings, with_missing, again)
+    check_work(plan, settings, with_missing, again, prepare)
     return payable(lasting(plan, roomy(plan, offers, tell), settings), plan.request.nodes, settings, tell)
 
 
-def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -> None:
+def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str, prepare: str) -> None:
     """Check the preconditions of work on a rented machine: reachable store, existing inputs. Raises UsageError.
 
-    `again`: the command to make the inputs on the rented machine too.
+    `again`: the command to make the inputs on the rented machine too. `prepare`: the command to make the inputs here.
     """
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(
@@ -234,7 +234,7 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -
         )
     missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
     if (missing or plan.untyped) and not settings.rehearsal and not with_missing:
-        first = "" if plan.untyped else "make the inputs here first (the same flags with inv train --prepare) or "
+        first = "" if plan.untyped else f"make the inputs here first: {prepare}; or "
         raise UsageError(
             f"{', '.join([*missing, *plan.untyped])} would be made on the rented machine while billing, at the "
             f"price above; {first}make the inputs on the rented machine: {again}"

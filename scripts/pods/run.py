@@ -7,7 +7,7 @@ from flows.pods import held_pods
 from flows.runs import run_leases
 from flows.specs import variables
 from flows.specs.launch import RUN, LaunchSpec
-from flows.specs.work import WorkSpec
+from flows.specs.work import WorkSpec, prepare_command
 from infra.flags import copy_flag, flag
 from infra.runs.journal_upkeep import settle
 from infra.selection import preflight, registry
@@ -46,7 +46,8 @@ def run(spec: RunFlags) -> None:
         if not spec.json:
             plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:
-            preflight.check_work(plan, settings, spec.with_missing, context.rerun_command("--with-missing"))
+            again, prepare = context.rerun_command("--with-missing"), prepare_command(spec)
+            preflight.check_work(plan, settings, spec.with_missing, again, prepare)
         if spec.dry_run or plan.job is None:
             if not spec.dry_run:
                 run_leases.move_names(plan)

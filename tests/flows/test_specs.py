@@ -1,9 +1,11 @@
 """Files of flags: options of phases, axes of sweeps; and variables that reach a job."""
 
+import shlex
 from types import SimpleNamespace
 
 import pytest
 
+import tasks
 from data.config import ConfigError
 from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
@@ -22,6 +24,18 @@ from trainer.recipes import PROFILES
 from trainer.records import phase_options
 
 TINY = PROFILES["tiny"]()
+
+
+def test_command_that_prepares_the_inputs_of_a_launch_has_only_flags_of_train_and_names_the_phase():
+    values = {bool: True, int: 3, str: "x"}
+    flags = [one for one in flags_of(LaunchSpec) if not (one.is_many or one.read)]
+    spec = LaunchSpec(**{one.name: values[one.kind] for one in flags if one.kind in values} | {"phase": "all"})
+    words = shlex.split(work.prepare_command(spec))
+    assert words[:5] == ["inv", "train", "--prepare", "--phase", "all"]
+    typed = {word.partition("=")[0] for word in words[5:]}
+    assert {"--store", "--steps", "--init"} <= typed <= {f"--{one.spelling}" for one in tasks.namespace["train"].flags}
+    assert "--track" not in typed
+    assert work.prepare_command(LaunchSpec(gpu="H100", spend_limit="9")) == "inv train --prepare --phase sft"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from data.config import ConfigError
 from flows.planning import machine_choice
 from flows.planning.training_plan import PlannedWork, plan_for
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import prepare_command
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
@@ -113,7 +114,7 @@ def plan_on(
         offer = machines.get(one.pod, (0, some))[1]
         found = plan_of(replace(one, spec=launched), settings, candidates, offer)
         if found.job is not None:
-            preflight.check_work(found, settings, False, again)
+            preflight.check_work(found, settings, False, again, prepare_command(launched))
         trials[run] = PlannedTrial(one, found, launched)
     refuse_name_conflicts({run: one.plan for run, one in trials.items()})
     if spec.pods:
@@ -246,7 +247,8 @@ def find_machines(one: PlannedTrial, candidates: Sequence[Provider], settings: S
     Raises SlipwayError with the trial's name.
     """
     try:
-        preflight.check_work(one.plan, settings, False, again)  # before asking any vendor
+        # Before any vendor is asked.
+        preflight.check_work(one.plan, settings, False, again, prepare_command(one.spec))
         own = settings_of(one.trial, settings)
         request, named = request_of(one.trial, own, candidates)
         request = replace(request, work_disk_bytes=one.plan.request.work_disk_bytes)
@@ -282,7 +284,8 @@ def price(one: PlannedTrial, settings: Settings, again: str, tell: Say) -> None:
         limits = replace(limits, spend_micro_usd=own.micro_usd)
     one.plan = replace(one.plan, job=replace(one.plan.job, limits=limits))
     try:
-        first = preflight.preflight(one.plan, one.offers, settings, False, again, tell)[0]
+        prepare = prepare_command(one.spec)
+        first = preflight.preflight(one.plan, one.offers, settings, False, again, prepare, tell)[0]
     except SlipwayError as error:
         error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
         raise

@@ -53,9 +53,13 @@ def test_a_machine_is_not_rented_without_a_key_to_its_google_bucket(monkeypatch)
     job = Job(run="r", token="t", steps=(), limits=NONE)
     asked = Plan(target="", store="gs://bucket/runs", artifacts=(), job=job, request=Request(run="r"))
     with pytest.raises(UsageError, match="no key to gs://bucket/runs.*set GOOGLE_CREDENTIALS to the key file"):
-        check_work(asked, Settings.load(ROOT, environ={}), False, "again")
+        check_work(asked, Settings.load(ROOT, environ={}), False, "again", "prepare")
     check_work(
-        replace(asked, job=replace(job, secrets=("GOOGLE_CREDENTIALS",))), Settings.load(ROOT, environ={}), False, ""
+        replace(asked, job=replace(job, secrets=("GOOGLE_CREDENTIALS",))),
+        Settings.load(ROOT, environ={}),
+        False,
+        "",
+        "",
     )
 
 

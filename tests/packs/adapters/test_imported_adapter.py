@@ -143,10 +143,10 @@ def test_missing_adapter_and_damaged_artifact_are_refused_with_the_next_command(
     found = resolve(AdapterFlags(adapter_from="chatsft_checkpoints/one"), settings, None).imported_adapter
     assert (found.source, found.revision) == ("store://chatsft_checkpoints/one", "a" * 64)
     step = Step("change", ("-m", "trainer", "import"), "train", {"spec": asdict(found)})
-    refuse_local_inputs((step,))
+    refuse_local_inputs((step,), "inv train")
     here = replace(found, source=str(stored))
     with pytest.raises(UsageError, match="is on this machine, but the work runs on a different machine"):
-        refuse_local_inputs((replace(step, config={"spec": asdict(here)}),))
+        refuse_local_inputs((replace(step, config={"spec": asdict(here)}),), "inv train")
 
 
 def test_paths_of_modules_as_peft_writes_them_are_targets(stored, settings):
