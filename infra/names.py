@@ -58,6 +58,16 @@ def match(prefix: str, names: Iterable[str]) -> str:
     raise UsageError(f"{prefix!r} not found; " + (f"available: {', '.join(near)}" if near else "none exists yet"))
 
 
+def similar(word: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """Return the most similar names, each compared as a whole and by the part after the last slash."""
+    of_part: dict[str, list[str]] = {}
+    for name in names:
+        for part in {name, name.rpartition("/")[2]}:
+            of_part.setdefault(part, []).append(name)
+    near = difflib.get_close_matches(word, of_part, most)
+    return list(dict.fromkeys(name for part in near for name in of_part[part]))[:most]
+
+
 def random_word(length: int) -> str:
     """Return a random word of `length` lowercase letters and digits."""
     return "".join(secrets.choice(_LETTERS) for _ in range(length))

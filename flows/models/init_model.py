@@ -14,8 +14,9 @@ from typing import Any
 from data.config import ENDS_ANSWER, SPECIALS, ConfigError, load
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
+from infra.names import similar
 from infra.settings import Settings
-from store import packs, untrusted_input
+from store import credentials, packs, untrusted_input
 from store.artifacts import model_files, sentencepiece, tokenizer_files, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.tokenizer_files import TOKENIZER_CONFIG, default_template, templates_in, templates_of
@@ -33,10 +34,22 @@ def resolve_import(init: str, settings: Settings) -> ImportSpec:
     try:
         if init.startswith("hf://"):
             return import_from_hub(init, settings)
-        is_stored = init.startswith(IMPORTED) and not Path(init).exists()
-        return import_from_store(init, settings) if is_stored else import_from_folder(init)
+        is_there = Path(init).expanduser().exists()
+        if not (is_there or init.startswith(IMPORTED)):
+            raise UsageError(f"--init {init}: {init} is no folder; {known_inits(init, settings)}")
+        return import_from_folder(init) if is_there else import_from_store(init, settings)
     except ConfigError as error:
         raise UsageError(f"--init {init}: {error}") from None
+
+
+def known_inits(init: str, settings: Settings) -> str:
+    """Return the models of the store with a name similar to `init`, as values of `--init`, or the accepted forms."""
+    is_local = credentials.kind(settings.store) in ("", "file")
+    folder = Path(settings.store.removeprefix("file://")) if is_local else None
+    names = [one.name for one in Store(settings.store).artifacts() if not one.problem]
+    known = [one for one in names if one.startswith(IMPORTED) or folder and one.split("/")[0].endswith("_checkpoints")]
+    near = [one if one.startswith(IMPORTED) else f"{folder}/{one}" for one in similar(init, known)]
+    return f"did you mean --init {' or '.join(near)}?" if near else f"give a folder, hf://user/repo or {IMPORTED}NAME"
 
 
 def import_from_store(init: str, settings: Settings) -> ImportSpec:

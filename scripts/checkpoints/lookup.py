@@ -1,18 +1,19 @@
 """Checkpoints of a store and of runs on this machine, and selection of a checkpoint by name."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.names import similar
 from infra.settings import Settings
 from store import catalogue, credentials
 from store.catalogue import FoundCheckpoint
+from trainer.records.phase_registry import PHASES
 
 FROM = "store to search: hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
 
-NAME = "name of the checkpoint in inv ckpt.list, or the beginning or the last part of the name"
+NAME = "name of the checkpoint in inv ckpt.list, the beginning or the last part of the name, or a phase"
 
 
 def list_checkpoints(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
@@ -38,11 +39,12 @@ def lend_credentials(uri: str, settings: Settings) -> None:
 
 
 def find_checkpoint(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
-    """Return the checkpoint with this name, prefix or last path part. Raises UsageError if none or several match."""
+    """Return the checkpoint with this name, prefix, phase or last path part. Raises UsageError if not exactly one."""
     if not name:
         raise UsageError("the name of a checkpoint is missing. List the names: inv ckpt.list")
     exact = [one for one in found if one.name == name]
-    alike = exact or [one for one in found if one.name.startswith(name) or one.name.endswith(f"/{name}")]
+    starts = (name, f"{PHASES[name].folder}/") if name in PHASES else (name,)
+    alike = exact or [one for one in found if one.name.startswith(starts) or one.name.endswith(f"/{name}")]
     if len(alike) == 1:
         return alike[0]
     if alike and len({one.name for one in alike}) == 1:
@@ -62,8 +64,8 @@ def newest(found: Sequence[FoundCheckpoint], uri: str) -> FoundCheckpoint:
 def near(name: str, known: Sequence[str]) -> str:
     if not known:
         return "no checkpoint exists yet. Create a checkpoint: inv train --phase base"
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else f"available: {', '.join(known[:8])}"
+    close = similar(name, known)
+    return f"did you mean {' or '.join(close)}?" if close else f"available: {', '.join(known[:8])}"
 
 
 def store_title(uri: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from infra.names import similar
 from store import catalogue, credentials, local_files, untrusted_input
 from store.artifacts import model_files, vocabulary
 from store.artifacts.artifacts import Store
@@ -53,7 +54,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
     if folder.is_dir():
         return ServedModel(folder=model_folder(folder), name=name)
     raise UsageError(
-        f"no model {source!r}: {_known(store)}; or give a folder, hf://user/repo, s3:// or gs://bucket/folder"
+        f"no model {source!r}: {_known(source, store)}; or give a folder, hf://user/repo, s3:// or gs://bucket/folder"
     )
 
 
@@ -104,8 +105,10 @@ def _of_run(run: str, store: str) -> str:
     return max(made, key=lambda one: one.saved_at).name if run and made else ""
 
 
-def _known(store: str) -> str:
+def _known(source: str, store: str) -> str:
     names = sorted(one.name for one in Store(store).artifacts() if not one.problem and "_checkpoints/" in one.name)
+    if near := similar(source, names):
+        return f"did you mean {' or '.join(near)}"
     return f"{store} has {', '.join(names)}" if names else f"{store} has none yet"
 
 

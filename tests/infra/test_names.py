@@ -28,6 +28,20 @@ def test_names_unsafe_as_file_names_are_refused(name):
         names.check_name(name)
 
 
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("mymodle", ["chatsft_checkpoints/mymodel", "base_checkpoints/mymodel"]),
+        ("chatsft_checkpoints/mymodle", ["chatsft_checkpoints/mymodel"]),
+        ("tokeniser", ["tokenizer"]),
+        ("zzz", []),
+    ],
+)
+def test_similar_names_are_compared_as_a_whole_and_by_the_last_part(word, found):
+    known = ["chatsft_checkpoints/mymodel", "base_checkpoints/mymodel", "tokenizer", "text/pydocs"]
+    assert names.similar(word, known, 1 if "/" in word else 3)[: len(found) or None] == found
+
+
 def test_a_prefix_finds_the_only_matching_name():
     runs = ["brave-otter-3", "brave-otter-31", "calm-owl-4"]
     assert names.match("calm", runs) == "calm-owl-4"

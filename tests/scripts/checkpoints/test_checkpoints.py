@@ -99,6 +99,10 @@ def test_checkpoint_is_found_by_the_start_or_the_end_of_its_name(home, capsys):
     [
         ("show", {"model": ""}, "name of a checkpoint is missing. List the names: inv ckpt.list"),
         ("show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
+        ("show", {"model": "smoek"}, "did you mean base_checkpoints/smoke"),
+        ("verify", {"model": "smoek"}, "did you mean base_checkpoints/smoke"),
+        ("pull", {"to": "x", "model": "smoek"}, "did you mean base_checkpoints/smoke"),
+        ("push", {"to": "elsewhere", "models": ["smoek"]}, "did you mean base_checkpoints/smoke"),
         ("show", {"model": RUN}, "matches several checkpoints: .*step-000000010, .*step-000000020"),
         ("verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
         ("pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),

@@ -161,8 +161,11 @@ def test_missing_model_is_refused_with_the_existing_ones(tmp_path, caller):
     with pytest.raises(UsageError, match="no model 'nope': .* has none yet; or give a folder, hf://"):
         caller.ask("nope")
     Store(caller.store).publish(artifact(tmp_path / "made"), NAME, "f" * 64, {})
-    with pytest.raises(UsageError, match=f"no model 'chatsft_checkpoints/small': .* has {NAME}; "):
-        caller.ask("chatsft_checkpoints/small")
+    with pytest.raises(UsageError, match=f"no model 'elsewhere/medium': .* has {NAME}; "):
+        caller.ask("elsewhere/medium")
+    for near in (NAME.replace("s", "z", 1), NAME.rpartition("/")[2] + "e"):
+        with pytest.raises(UsageError, match=f"no model '{near}': did you mean {NAME}; or give a folder"):
+            caller.ask(near)
     damaged = Path(caller.store) / NAME / "hf" / "model.safetensors"
     damaged.write_bytes(b"short")
     with pytest.raises(StoreError, match=NAME):

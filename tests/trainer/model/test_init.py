@@ -158,6 +158,27 @@ def test_plan_from_a_foreign_model_omits_base(tmp_path):
         planned(("base", "sft"))
 
 
+def test_mistyped_model_to_start_from_is_answered_with_similar_models_of_the_store(tmp_path):
+    settings = replace(Settings.load(ROOT), store=str(tmp_path / "store"))
+    with pytest.raises(UsageError, match="--init mymodle: mymodle is no folder; give a folder, hf://user/repo or imp"):
+        init_model.resolve_import("mymodle", settings)
+    (made := tmp_path / "made").mkdir()
+    (made / "a").touch()
+    Store(settings.store).publish(made, "imported/mymodel", "a" * 64, {})
+    Store(settings.store).publish(made, "chatsft_checkpoints/mymodel", "b" * 64, {})
+    with pytest.raises(UsageError) as refused:
+        init_model.resolve_import("mymodle", settings)
+    near = {"imported/mymodel", f"{settings.store}/chatsft_checkpoints/mymodel"}
+    assert (
+        set(
+            str(refused.value)
+            .partition("--init mymodle: mymodle is no folder; did you mean --init ")[2][:-1]
+            .split(" or ")
+        )
+        == near
+    )
+
+
 @pytest.mark.slow
 def test_unsupported_model_is_refused_before_planning(tmp_path):
     settings = Settings.load(ROOT)
