@@ -216,8 +216,10 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         for one in seen.silent:
             render.say(render.clean(one))
     if all(one.micro_usd is None for one in found):
+        typos = gpus.typos(",".join(kind for kind, _ in kinds)).items()
+        meant = "".join(f"{kind} is not in the table of GPUs; did you mean {near}? " for kind, near in typos)
         raise NoOffer(
-            "no vendor offers any of these GPUs now, so no price is known. Give a price: --price. Or list "
+            f"{meant}no vendor offers any of these GPUs now, so no price is known. Give a price: --price. Or list "
             "all offers: inv offers"
         )
 

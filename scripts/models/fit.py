@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flows.reading import quotes
@@ -36,7 +36,9 @@ MOST_NAMED = 6  # kinds of GPU in a sentence
 class FitFlags(Output, Typed):
     profile: str = flag("", "recipe (model and training): a name, or a .yaml file")
     phase: str = flag("base", "phase of the recipe")
-    gpu: str = flag("", "check only this kind of GPU and show memory part by part: H100, A100-80GB")
+    gpu: str = flag(
+        "", "check only this kind of GPU, or kinds: H100, H100:8, A100-80GB,H100; one kind: memory part by part"
+    )
     num_gpus: int = flag(
         1, "GPUs per machine; each GPU holds the whole model (ddp) or a shard of the model (fsdp, hybrid)"
     )
@@ -59,6 +61,7 @@ def fit(spec: FitFlags) -> None:
         lambda one, change: change(one), phase_changes(spec.added, settings).values(), recipe.phases[spec.phase]
     )
     kinds = kinds_of(spec.gpu)
+    spec = replace(spec, num_gpus=number_of(spec.gpu, spec.num_gpus))
     found = {kind.name: fitting.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
     seen = offers_of(kinds, spec.num_gpus, settings)
     said = {
@@ -96,14 +99,30 @@ def fit(spec: FitFlags) -> None:
         render.say(render.clean(line))
 
 
+def number_of(asked: str, num_gpus: int) -> int:
+    """Return the number of GPUs in `H100:8`, or `num_gpus` without a number. Raises UsageError for several numbers."""
+    numbers = {number or num_gpus for _, number in gpus.read_set(asked)} or {num_gpus}
+    if len(numbers) > 1:
+        raise UsageError(f"--gpu {asked}: fit compares machines with one number of GPUs; give each number alone")
+    return numbers.pop()
+
+
 def kinds_of(asked: str) -> list[gpus.Gpu]:
-    """Return the matching GPU kinds, smallest memory first. Raises UsageError for an unknown kind."""
-    kinds = [one for one in gpus.GPUS if not asked or gpus.is_asked(asked, one.name)]
-    if not kinds:
-        raise UsageError(f"--gpu {asked} is unknown; known: {', '.join(one.name for one in gpus.GPUS)}")
-    if asked and len({one.memory_gb for one in kinds}) == 1:
-        kinds = kinds[:1]
-    return sorted(kinds, key=lambda one: one.memory_gb)
+    """Return the GPU kinds of a set such as `A100:1,H100`, smallest memory first.
+
+    One kind stands for all kinds of a name if the memory is the same. Raises UsageError for an unknown kind.
+    """
+    kinds = [] if asked else list(gpus.GPUS)
+    near = gpus.typos(asked)
+    for name, _ in gpus.read_set(asked):
+        matching = [one for one in gpus.GPUS if gpus.is_asked(name, one.name)]
+        if not matching:
+            known = (
+                f"did you mean {near[name]}?" if name in near else f"known: {', '.join(one.name for one in gpus.GPUS)}"
+            )
+            raise UsageError(f"--gpu {name} is unknown; {known}")
+        kinds += matching[:1] if len({one.memory_gb for one in matching}) == 1 else matching
+    return sorted(dict.fromkeys(kinds), key=lambda one: one.memory_gb)
 
 
 def offers_of(kinds: list[gpus.Gpu], num_gpus: int, settings: Settings) -> quotes.CurrentOffers:

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
-from infra.errors import UsageError
+from infra.errors import NoOffer, UsageError
+from infra.market import gpus
+from scripts.market import cost
 from scripts.models import fit
 from scripts.models.fit import FitFlags
+
+H100 = {"H100-PCIe", "H100-SXM", "H100-NVL"}
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +38,40 @@ def test_recipe_is_shown_completely(capsys):
     assert lines["model.hidden_size"].strip() == "2048"
     assert lines["base.optimizer.lr"].strip() == "0.0004"
     assert lines["keeping.keep"].strip() == "5"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_gpus", "names", "number"),
+    [
+        ("", 1, None, 1),
+        ("H100", 4, H100, 4),
+        ("H100:8", 1, H100, 8),
+        ("L40S:1,H100:1", 1, {"L40S", *H100}, 1),
+        ("L40S,H100:2", 2, {"L40S", *H100}, 2),
+    ],
+)
+def test_kinds_to_check_have_the_forms_of_a_launch(gpu, num_gpus, names, number):
+    found = {kind.name for kind in fit.kinds_of(gpu)}
+    assert found == (names or {kind.name for kind in gpus.GPUS}) and fit.number_of(gpu, num_gpus) == number
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        ("H1000", "--gpu H1000 is unknown; did you mean H100"),
+        ("L40S,H1000:8", "--gpu H1000 is unknown; did you mean H100"),
+        ("abacus", "--gpu abacus is unknown; known: .*H100"),
+        ("H100:8,A100:1", "one number of GPUs"),
+    ],
+)
+def test_unknown_kind_to_check_is_answered_with_the_near_kind(gpu, why):
+    with pytest.raises(UsageError, match=why):
+        fit.fit.work(FitFlags(profile="tiny", gpu=gpu))
+
+
+def test_price_of_a_mistyped_kind_names_the_near_kind(capsys):
+    with pytest.raises(NoOffer, match="H1000 is not in the table of GPUs; did you mean H100.*no vendor offers"):
+        cost.cost.work(cost.CostFlags(estimate=True, hours=1.0, gpu="H1000"))
 
 
 def test_fit_shows_each_gpu_and_one_gpu_in_detail(capsys):
