@@ -96,9 +96,11 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
 
 def wrap_text(text: str, stream: TextIO) -> str:
     """Return `text` wrapped for `stream`; the next lines start at the indent, or in the second column, of the first."""
-    if not stream.isatty():
-        return text
-    width = width_of(stream)
+    return wrap_to(text, width_of(stream)) if stream.isatty() else text
+
+
+def wrap_to(text: str, width: int) -> str:
+    """Return `text` wrapped to `width` columns, like `wrap_text`."""
     return "\n".join(_wrapped(line, width) if len(line) > width else line for line in text.split("\n"))
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from infra.units import micro_usd, rate
 from scripts.cli import render
 from scripts.cli.render import columns
+from store import terminal
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 NONE = "no service is running. Start a service: inv serve.up"
 
@@ -62,14 +63,31 @@ def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{before}{key}", "-" if value is None else value
 
 
-def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> "Text":
-    """Return the screen of `serve.status --watch` for a single refresh."""
-    from rich.text import Text
-
+def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> str:
+    """Return the text of `serve.status --watch` for a single refresh."""
     clock = datetime.now().strftime("%H:%M:%S")
     head = f"{clock}, refreshed every {render.duration(every_s)}; Ctrl-C ends this view, not the services"
     each = ["\n".join(lines_about(one, with_replicas=True)) for one in found] or [NONE]
-    return Text("\n\n".join([head, *each]), no_wrap=True)
+    return "\n\n".join([head, *each])
+
+
+class FittedText:
+    """A text that fits the terminal: wrapped at spaces, and without lines in the middle."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text
+
+        width, height = options.max_width, options.height or options.max_height
+        lines = list(Text(terminal.wrap_to(self._text, width), overflow="fold").wrap(console, width))
+        if (over := len(lines) - height) > 0:
+            head = max(1, (height - 1) // 3)
+            note = Text(f"{render.count(over + 1, 'line')} left out; inv serve.status --all shows all lines")
+            note.truncate(width)
+            lines[head : head + over + 1] = [note]
+        yield Text("\n").join(lines)
 
 
 def request_line(text: str) -> str:

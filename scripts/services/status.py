@@ -31,6 +31,8 @@ class ServeStatusFlags(Output):
 @command(record=ServeStatusFlags, example="inv serve.status demo --metrics")
 def status(spec: ServeStatusFlags) -> None:
     """Show services: address, ready replicas, state of each."""
+    from rich.text import Text
+
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
     out = render.console(stderr=False)
@@ -58,7 +60,8 @@ def status(spec: ServeStatusFlags) -> None:
                     engine_service.show(of_engines, settings, with_replicas=spec.all, as_json=spec.json, others=others)
             else:
                 found = look(names, settings, journal, spec.metrics)
-                redrawn(services_text.watch_screen(found, every_s))
+                text = services_text.watch_screen(found, every_s)
+                redrawn(services_text.FittedText(text) if out.is_terminal else Text(text, no_wrap=True))
             if every_s is None:
                 return
             time.sleep(every_s)

@@ -16,6 +16,7 @@ from infra.settings import Settings
 from scripts.runs import watching
 from scripts.runs.status import refresh_rows
 from scripts.runs.watching import FittedScreen, SlowProvider, Watcher, seconds_between
+from scripts.services import services_text
 from tests.world import ROOT
 
 STEPS = [{"name": f"step-{number}", "state": "done", "record": None, "result": None} for number in range(8)]
@@ -35,6 +36,24 @@ def test_a_screen_fits_the_terminal_and_keeps_the_last_lines_of_the_run_at_work(
     assert any("guard alive, no limit" in line for line in lines)
     assert any("ended run" in line for line in lines) == bool(left_out)
     assert any("left out; a larger terminal" in line for line in lines) == (height < 21)
+
+
+@pytest.mark.parametrize(("replicas", "width", "height"), [(2, 120, 50), (12, 60, 20), (12, 60, 8)])
+def test_screen_of_services_fits_the_terminal_and_keeps_the_causes_of_the_last_replicas(replicas, width, height):
+    cause = "the engine ended with exit code 3: ValueError: out of memory"
+    row = {"version": 1, "state": "FAILED", "where": "lium", "kind": "spot", "usd_per_hour": "0.25", "age_s": 5.0}
+    rows = [{**row, "id": number, "run": f"demo-{number}", "at": "", "why": cause} for number in range(replicas)]
+    one = {"service": "demo", "state": "READY", "versions": [1], "endpoint": "http://127.0.0.1:8000", "ready": 0}
+    one |= {"target": replicas, "held": f"no machine fits: {'x' * 70}", "replicas": rows}
+    text = services_text.watch_screen([one], 5.0)
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(services_text.FittedText(text), height=height)
+    lines = out.getvalue().rstrip("\n").split("\n")
+    assert len(lines) <= height and max(map(len, lines)) <= width and "refreshed every" in lines[0]
+    words = "".join("".join(lines).split())
+    assert words.endswith("ValueError:outofmemory") and ("leftout" in words) == (replicas == 12)
+    assert replicas == 12 or "".join(text.split()) == words
 
 
 def test_runs_on_this_machine_are_redrawn_every_second():
