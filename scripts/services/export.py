@@ -29,7 +29,7 @@ class ServeExportFlags:
     out: str = flag("", "file to write (default: stdout)", unit="FILE")
 
 
-@command(record=ServeExportFlags, world="", example="inv serve.export demo --model hf://user/repo --out service.yaml")
+@command(record=ServeExportFlags, example="inv serve.export demo --model hf://user/repo --out service.yaml")
 def export(spec: ServeExportFlags) -> None:
     """Write a service file for `sky serve up`.
 

@@ -10,7 +10,7 @@ import pytest
 
 import tasks
 from scripts.cli.context import watch_seconds
-from scripts.cli.flags import Output
+from scripts.cli.flags import OneRunFlags, Output
 from scripts.cli.invoke_patch import CommandParser
 from scripts.commands import COMMANDS as CORE
 from scripts.pods.held_pod import OnPodFlags
@@ -77,7 +77,6 @@ def test_every_command_about_pods_can_be_rehearsed():
         "tokenizer.eval",
         "train",
         "ckpt.init",
-        "serve.export",
         "init",
         "config",
         "docs",
@@ -87,6 +86,8 @@ def test_every_command_about_pods_can_be_rehearsed():
     }
     of_none = {name for name in COMMANDS if name.startswith("pool.")}
     assert cannot == {"rehearse"} | without_pods | of_none
+    about_a_run = {name: one for name, one in COMMANDS.items() if one.record and issubclass(one.record, OneRunFlags)}
+    assert [name for name, one in about_a_run.items() if "rehearse" not in (flag.spelling for flag in one.flags)] == []
 
 
 def test_rehearsal_accepts_every_flag_of_a_launch():

@@ -26,7 +26,7 @@ class AgainFlags(OneRunFlags):
     dry_run: bool = flag(False, "show the differences from today, and stop")
 
 
-@command(record=AgainFlags, world="", example="inv again brave-otter-3 --dry-run")
+@command(record=AgainFlags, example="inv again brave-otter-3 --dry-run")
 def again(spec: AgainFlags) -> None:
     """Repeat a run on this machine; show what differs today.
 

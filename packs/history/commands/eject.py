@@ -22,7 +22,7 @@ class EjectFlags(OneRunFlags):
     out: str = flag("", "folder to write (default: var/eject/RUN)", unit="FOLDER")
 
 
-@command(record=EjectFlags, world="", example="inv eject brave-otter-3 --out plain")
+@command(record=EjectFlags, example="inv eject brave-otter-3 --out plain")
 def eject(spec: EjectFlags) -> None:
     """Write a run as a shell script that needs no Slipway."""
     settings = context.settings()

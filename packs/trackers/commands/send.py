@@ -19,7 +19,7 @@ class TrackSendFlags(OneRunFlags):
     track: str = flag("", "trackers to send to, such as wandb,mlflow (default: all trackers of the run)", unit="NAMES")
 
 
-@command(record=TrackSendFlags, world="", example="inv track.send brave-otter-3")
+@command(record=TrackSendFlags, example="inv track.send brave-otter-3")
 def send(spec: TrackSendFlags) -> None:
     """Send the metrics that a tracker missed, from this machine.
 
