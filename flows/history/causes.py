@@ -49,6 +49,8 @@ class RunEvidence:
     """Explanation by the controller or the provider."""
     is_engine: bool = False
     """True for a replica of a service: a process that answers requests and has no natural end."""
+    has_service: bool = False
+    """True while the service of the replica has not ended."""
     is_kept: bool = False
     """True while a process follows the run, and replaces a lost pod."""
     recoveries: int = 0
@@ -119,11 +121,12 @@ def _engine(one: RunEvidence) -> Cause | None:
     error = f": {error}" if error else ""
     how = f"killed by {signal[1]}" if signal else f"ended with exit code {code}{error}"
     name, _, number = one.run.rpartition("-")
+    others = f"; other replicas: inv serve.status {name}" if one.has_service else ""
     more = "; the machine has probably run out of memory" if signal and signal[1] == "SIGKILL" else ""
     return Cause(
         "killed engine",
         f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
-        f"last log lines: inv serve.logs {name} --replica-id {number}; other replicas: inv serve.status {name}",
+        f"last log lines: inv serve.logs {name} --replica-id {number}{others}",
     )
 
 

@@ -80,6 +80,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         words=_tail(op, step, settings),
         why=said or ("" if verdict else view.note),
         is_engine=bool(op.service),
+        has_service=bool(op.service) and service_rows.find(journal, op.service) is not None,
         is_kept=journal.leases.holder(keeper_lease(op.run)) is not None,
         recoveries=view.recoveries,
         money=view.limit_micro_usd and f"{in_usd(view.spent_micro_usd)} of {in_usd(view.limit_micro_usd)}" or "",

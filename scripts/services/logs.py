@@ -71,7 +71,10 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
         return places.access
     rows = journal.ops(run=f"{name}-{number}")
     if not rows:
-        raise UsageError(f"{name} never had a replica {number}; see: inv serve.status {name} --all")
+        numbers = [run.removeprefix(f"{name}-") for run in journal.runs() if run.startswith(f"{name}-")]
+        had = ", ".join(sorted(filter(str.isdecimal, numbers), key=int)) or "none"
+        see = f"see: inv serve.status {name} --all" if name in known else f"the service has ended; its replicas: {had}"
+        raise UsageError(f"{name} never had a replica {number}; {see}")
     home = RunHome.for_run(rows[-1].run, settings.homes)
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], transport_to(settings, rows[-1]), home)

@@ -224,6 +224,13 @@ def test_a_begun_step_shows_its_progress(said, shown):
     assert f"steps: {shown}" in why._lines(evidence, [], view)
 
 
+def test_only_a_live_service_has_other_replicas_to_show():
+    verdict = failed("step engine was killed by SIGKILL", "", -9)
+    ended = RunEvidence(run="calm-1", state="failed", rows=[ENDED], is_engine=True, verdict=verdict)
+    assert cause_of(ended).then == "last log lines: inv serve.logs calm --replica-id 1"
+    assert cause_of(replace(ended, has_service=True)).then.endswith("; other replicas: inv serve.status calm")
+
+
 @pytest.mark.parametrize(("said", "cause"), [
     ("the engine has ended: step engine was killed by SIGKILL", "killed engine"), ("fewer are wanted", "serving"),
 ])  # fmt: skip

@@ -6,6 +6,8 @@ import pytest
 
 from infra.errors import UsageError
 from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.settings import Settings
 from scripts.services import key, logs, services_text
 from scripts.services.key import KeyFlags
 from serve.gateway import keys
@@ -14,6 +16,7 @@ from serve.gateway.request_log import RequestRecord
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord
 from serve.processes import controller_client
+from tests.world import ROOT
 
 
 def test_request_is_one_line_for_people_and_json_on_request(tmp_path, capsys):
@@ -32,6 +35,24 @@ def test_request_is_one_line_for_people_and_json_on_request(tmp_path, capsys):
     logs.write(tmp_path / "access.jsonl", 0, None)
     assert json.loads(capsys.readouterr().out)["replica"] == "demo-1"
     assert services_text.request_line("{half") == "{half"
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_missing_replica_is_answered_with_a_command_that_works(tmp_path, monkeypatch, is_live):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path)}
+    settings = Settings.load(ROOT, environ=environ)
+    places = type("P", (), {"folder": tmp_path})  # the logs of an ended service remain
+    monkeypatch.setattr(logs.controller_process.ServicePaths, "for_service", lambda settings, name: places)
+    with Journal.open(settings.state_file, environ) as journal:
+        for number in (0, 10, 2):
+            run = f"bad-{number}"
+            journal.plan(token=f"sw1-{number}", run=run, vendor="local", owner_kind="service", owner="bad")
+        if is_live:
+            service_rows.write_desired_state(journal, "bad", "{}", None)
+        with pytest.raises(UsageError) as refused:
+            logs.log_path("bad", 9, False, settings, journal)
+    see = "see: inv serve.status bad --all" if is_live else "the service has ended; its replicas: 0, 2, 10"
+    assert str(refused.value) == f"bad never had a replica 9; {see}"
 
 
 def test_end_of_a_service_shows_its_progress():
