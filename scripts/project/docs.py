@@ -48,33 +48,51 @@ ROW = 0.8  # weight of a row of a table
 OUTSIDE = 0.5  # share of a word that only the title or a heading has
 # Words of readers, and words of the pages with the same meaning. Other forms of a word need no entry: the index stems.
 SYNONYMS = {
-    "autoscaling": ("scaling",),
+    "autoscale": ("autoscaling",),
+    "axolotl": ("not supported",),
     "cancel": ("end", "down"),
     "custom": ("your own", "of your own"),
     "dataset": ("data set",),
     "delete": ("remove",),
     "docker": ("container image", "image"),
+    "email": ("notice",),
+    "env": ("environment",),
     "finetune": ("fine tuning", "sft"),
     "huggingface": ("hugging face", "hf"),
     "hyperparameter": ("sweep", "learning rate"),
     "ide": ("editor",),
     "k8s": ("kubernetes",),
     "kill": ("end", "down"),
+    "m2": ("m1",),
+    "m3": ("m1",),
+    "m4": ("m1",),
     "mac": ("macos",),
     "macbook": ("macos",),
+    "moe": ("mixtures of experts",),
+    "multi": ("several",),
     "multiple": ("several",),
+    "none": ("default",),
     "oom": ("out of memory", "too little memory"),
     "osx": ("macos",),
     "pause": ("stop",),
+    "persistent": ("volume",),
+    "ppo": ("reinforcement learning",),
     "price": ("cost",),
+    "rlhf": ("reinforcement learning",),
+    "shutdown": ("end", "down"),
     "stop": ("end", "down"),
+    "telegram": ("notice",),
     "terminate": ("end", "down"),
+    "throughput": ("tokens per second",),
+    "uninstall": ("remove",),
+    "upgrade": ("update",),
+    "vars": ("variables",),
     "vscode": ("vs code",),
 }
 STOP = frozenset(
-    "a an and any are as at be by can could do does doing for from get has have how i if in into is it me much my no "
-    "not of on or please should so some that the their them there these they this to use used using want was what when "
-    "where which who why will with would you your".split()
+    "a an and any are as at be by can could do does doing for from get give has have how i if in into is it me much my "
+    "no not of on or please should so some that the their them there these they this to use used using want was what "
+    "when where which who why will with would you your".split()
 )
 # Tokens of Markdown that begin a paragraph, with the level of the token in the page.
 BEGINNINGS = {"paragraph_open": 0, "list_item_open": 1, "fence": 0, "code_block": 0}
