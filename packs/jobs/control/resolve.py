@@ -31,6 +31,7 @@ from infra.selection.preflight import limits_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
 from packs.jobs.control import images, job_file, job_steps, machines, pipelines
 from packs.jobs.control.job_file import JobFile, JobTask
+from packs.jobs.control.path_variables import UNKNOWN, Values
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
 from store import packs
@@ -44,9 +45,7 @@ QUOTED_OR_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?:^|(?<=[\s;
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-def load(
-    path: str, cmd: str, script: str, workdir: str, refused: Refusals, values: job_file.Values = job_file.UNKNOWN
-) -> JobFile | None:
+def load(path: str, cmd: str, script: str, workdir: str, refused: Refusals, values: Values = UNKNOWN) -> JobFile | None:
     """Return the requested job, or None if the user launches Slipway phases; collect the refusals of a file.
 
     Raise UsageError for conflicting flags.
@@ -214,11 +213,11 @@ def understand(
     )
 
 
-def outside_values(given_secrets: Mapping[str, str], settings: Settings) -> job_file.Values:
+def outside_values(given_secrets: Mapping[str, str], settings: Settings) -> Values:
     """Return the values of variables from outside of a job file, in the order of `values_of`."""
     given = {**job_environment.of_own_job(settings), **given_secrets}
     usual = {**os.environ, **read_dotenv(ROOT / ".env"), **job_environment.secrets(settings)}
-    return job_file.Values(given=given, usual=usual, hidden=frozenset(given_secrets))
+    return Values(given=given, usual=usual, hidden=frozenset(given_secrets))
 
 
 def values_of(

@@ -7,6 +7,7 @@ import yaml
 
 from infra.errors import UsageError
 from packs.jobs.control import job_file, job_steps, pipelines, resolve
+from packs.jobs.control.path_variables import Values
 from packs.jobs.control.refusals import Refusals
 from serve import service
 from tests.world import World
@@ -16,7 +17,7 @@ def read(tmp_path, text, usual=None, **given):
     path = tmp_path / "job.yaml"
     path.write_text(text)
     refused = Refusals(str(path))
-    return job_file.read(path, refused, job_file.Values(given=given, usual=usual)), refused.found
+    return job_file.read(path, refused, Values(given=given, usual=usual)), refused.found
 
 
 @pytest.mark.parametrize("written", ["$CORNER", "${CORNER}"])
@@ -94,7 +95,7 @@ def test_address_of_a_variable_with_a_secret_value_is_refused(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(text.replace("secrets: [PLACE]", "envs: {PLACE: }"))
     refused = Refusals(str(path))
-    values = job_file.Values(given={"PLACE": "https://u:p@host/a"}, usual={}, hidden=frozenset({"PLACE"}))
+    values = Values(given={"PLACE": "https://u:p@host/a"}, usual={}, hidden=frozenset({"PLACE"}))
     job_file.read(path, refused, values)
     assert "$PLACE is a secret" in refused.found[0].text
 
@@ -103,7 +104,7 @@ def test_address_of_a_variable_with_a_secret_value_is_refused(tmp_path):
 def test_refusal_has_the_name_of_a_secret_in_place_of_the_value(tmp_path, lines):
     refused = Refusals(str(tmp_path / "job.yaml"))
     (tmp_path / "job.yaml").write_text(f"run: x\nenvs: {{HF_TOKEN: }}\n{lines}\n")
-    file = job_file.read(tmp_path / "job.yaml", refused, job_file.Values(usual={"HF_TOKEN": SECRET}))
+    file = job_file.read(tmp_path / "job.yaml", refused, Values(usual={"HF_TOKEN": SECRET}))
     resolve.check(file, refused, "", is_rented=True, is_own=False, is_rehearsed=False)
     (one,) = refused.found
     assert "/$HF_TOKEN" in one.text and SECRET not in one.text
