@@ -17,7 +17,7 @@ from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.settings import VENDORS, Settings
 from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
-from packs.jobs.control import job_file
+from packs.jobs.control import typed_jobs
 from packs.jobs.control.work import JobWork
 from store.artifacts.artifacts import Store
 
@@ -122,4 +122,4 @@ def spot_offers(vendor: Market, request: Request) -> tuple[Offer, ...]:
 
 def work_of(word: str) -> JobWork:
     """Return the worker's job, which prints the word and saves the word as a checkpoint."""
-    return JobWork(file=job_file.of_command(WORK.format(word=word), None), envs=({},), secrets={})
+    return JobWork(file=typed_jobs.of_command(WORK.format(word=word), None), envs=({},), secrets={})

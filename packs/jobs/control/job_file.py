@@ -6,7 +6,6 @@ The parser makes all checks without a provider; each error names the line. A fil
 
 import difflib
 import re
-import shlex
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,13 +27,6 @@ RESERVED = "SLIPWAY_"  # prefix of variables of Slipway
 HEAD_KEYS = {"name", "execution", "primary_tasks", "termination_delay"}  # of a first document without a task
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
-TORCHRUN = """gpus=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))
-if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then
-  exec torchrun --nnodes="$SKYPILOT_NUM_NODES" --node-rank="$SKYPILOT_NODE_RANK" --nproc-per-node=$gpus \\
-    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" {0}
-fi
-exec torchrun --standalone --nproc-per-node=$gpus {0}
-"""
 MOST_NODES = 1000
 MOST_NAME = 60
 FLAGS = {  # flags of launch with the equivalent keys of a job file
@@ -121,30 +113,6 @@ def key_hint(key: str) -> str:
     if key in typing.get_type_hints(TaskFile):
         return "this is a key of a job, and a job needs a command; add the line `run: COMMAND`"
     return ""
-
-
-def of_command(text: str, workdir: Path | None) -> JobFile:
-    """Return a job with a single shell command (`--cmd`). Raise UsageError for an empty command."""
-    if not text.strip():
-        raise UsageError("--cmd is empty; give a command, such as 'python my.py'")
-    task = JobTask(run=text, workdir=folder("--workdir", workdir) if workdir else None)
-    return JobFile(where="--cmd", name="", tasks=(task,))
-
-
-def of_script(script: Path, workdir: Path | None) -> JobFile:
-    """Return a job for a Python file under torchrun (`--script`).
-
-    Raise UsageError for a missing file or a file outside of the work folder.
-    """
-    if not script.expanduser().is_file():
-        raise UsageError(f"--script: the file {script} does not exist")
-    sent = folder("--workdir", workdir or script.expanduser().absolute().parent)
-    try:
-        inside = script.expanduser().resolve().relative_to(sent)
-    except ValueError:
-        raise UsageError(f"--script: {script} is not in {sent}, the folder that is sent to the machine") from None
-    task = JobTask(run=TORCHRUN.format(shlex.quote(str(inside))), workdir=sent, environment="train")
-    return JobFile(where="--script", name="", tasks=(task,))
 
 
 def load(path: Path) -> JobFile:

@@ -29,7 +29,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
-from packs.jobs.control import images, job_file, job_steps, machines, pipelines
+from packs.jobs.control import images, job_file, job_steps, machines, pipelines, typed_jobs
 from packs.jobs.control.job_file import JobFile, JobTask
 from packs.jobs.control.path_variables import UNKNOWN, Values
 from packs.jobs.control.refusals import Refusals
@@ -53,11 +53,11 @@ def load(path: str, cmd: str, script: str, workdir: str, refused: Refusals, valu
     if script:
         if cmd or path:
             raise UsageError(f"--script and {'--cmd' if cmd else path} are two jobs; give one of them")
-        return job_file.of_script(Path(script), Path(workdir) if workdir else None)
+        return typed_jobs.of_script(Path(script), Path(workdir) if workdir else None)
     if cmd:
         if path:
             raise UsageError(f"--cmd and {path} are two jobs; give one of them")
-        return job_file.of_command(cmd, Path(workdir) if workdir else None)
+        return typed_jobs.of_command(cmd, Path(workdir) if workdir else None)
     if not path:
         if workdir:
             raise UsageError("--workdir needs a job of your own: --cmd COMMAND, or a job file")

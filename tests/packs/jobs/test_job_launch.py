@@ -12,7 +12,7 @@ from infra.flags import command_words, nondefault_flags
 from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
-from packs.jobs.control import job_file, resolve, schema
+from packs.jobs.control import job_file, resolve, schema, typed_jobs
 from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.kind import OwnCommands, TrainingFile
 from packs.jobs.control.refusals import Refusals
@@ -68,7 +68,7 @@ def test_plan_names_the_files_that_survive_a_lost_machine(settings, tmp_path):
         work = JobWork(file=job, envs=({},), secrets={})
         return " / ".join(work.plan(rented, Request(run="r"), registry.provider(rented, vendor), Limits()).notes)
 
-    plain, kept = job_file.of_command("true", None), job_file.load(path)
+    plain, kept = typed_jobs.of_command("true", None), job_file.load(path)
     assert "are lost with the machine" not in plan_notes("local", plain)
     assert "except checkpoints of slipway.checkpoint / to keep other files: " in plan_notes("runpod", plain)
     assert plan_notes("runpod", kept).endswith("slipway.checkpoint, and the files in ~/out")
