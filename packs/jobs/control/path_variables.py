@@ -12,7 +12,7 @@ from typing import Any
 
 from infra import file_variables
 from infra.settings import is_secret
-from infra.strict_yaml import YamlDocument
+from infra.strict_yaml import Place, YamlDocument
 from packs.jobs.control.refusals import Refusals
 
 SHORTEST_HIDDEN = 4  # letters; a shorter value, or a number, is also a part of other words of a message
@@ -45,65 +45,105 @@ def filled(document: YamlDocument, outside: Values, refused: Refusals) -> YamlDo
     said = document.value
     if not isinstance(said, dict):
         return document
-    secrets = secrets_in(document)
-    values = {**values_in(document, "envs"), **secrets}
-    if outside.usual is not None:
-        values = {name: outside.usual.get(name) if value is None else value for name, value in values.items()}
-    values |= outside.given
-    marked = {name for name in values if name in secrets or name in outside.hidden or is_secret(name)}
-    hidden = {name for name in marked if values[name] is not None}
-    refused.hidden |= {
-        value: f"${name}"
-        for name, value in values.items()
-        if name in hidden and value and len(value) >= SHORTEST_HIDDEN and not value.isdecimal()
-    }
-    lines, body = dict(document.lines), dict(said)
+    known = _Known.of(document, outside)
+    refused.hidden |= known.texts_to_hide()
+    body = dict(said)
+    if said.get("workdir"):
+        kept: Collection[str] = known.hidden if isinstance(said["workdir"], dict) else ()
+        body["workdir"] = _fill(said["workdir"], ("workdir",), document, known, refused, kept)
+    if isinstance(said.get("volumes"), dict):
+        body["volumes"] = _volumes(said["volumes"], document, known, refused)
+    lines = dict(document.lines)
+    if isinstance(said.get("file_mounts"), dict):
+        body["file_mounts"], lines = _mounts(said["file_mounts"], document, known, refused)
+    return replace(document, value=body, lines=lines)
 
-    def fill(one: Any, *place: str, kept: Collection[str] = ()) -> Any:
-        def unknown(name: str) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """The variables of a document with the values from outside."""
+
+    values: Mapping[str, str | None] = field(repr=False)
+    marked: frozenset[str]
+    """Names of the secrets."""
+    is_complete: bool
+    """True if a variable without a value has no value at all."""
+
+    @classmethod
+    def of(cls, document: YamlDocument, outside: Values) -> "_Known":
+        secrets = secrets_in(document)
+        values = {**values_in(document, "envs"), **secrets}
+        if outside.usual is not None:
+            values = {name: outside.usual.get(name) if value is None else value for name, value in values.items()}
+        values |= outside.given
+        marked = frozenset(name for name in values if name in secrets or name in outside.hidden or is_secret(name))
+        return cls(values=values, marked=marked, is_complete=outside.usual is not None)
+
+    @property
+    def hidden(self) -> set[str]:
+        """Return the names of the secrets with a value."""
+        return {name for name in self.marked if self.values[name] is not None}
+
+    def texts_to_hide(self) -> dict[str, str]:
+        """Return the values of secrets, with the text that a refusal has instead."""
+        return {
+            value: f"${name}"
+            for name, value in self.values.items()
+            if name in self.marked and value and len(value) >= SHORTEST_HIDDEN and not value.isdecimal()
+        }
+
+
+def _fill(
+    one: Any, place: Place, document: YamlDocument, known: _Known, refused: Refusals, kept: Collection[str] = ()
+) -> Any:
+    """Return a value with the values of variables, except the names in `kept`; collect names without a value."""
+
+    def unknown(name: str) -> None:
+        refused.add(
+            document.line(*place),
+            f"{place[0]}: ${name} is not a variable of envs; write the value, or a line {name}: VALUE under envs",
+        )
+
+    found = file_variables.filled(one, {**known.values, **dict.fromkeys(kept)}, unknown)
+    for name in file_variables.names_in(found) if known.is_complete else ():
+        if name in known.values and name not in kept:
             refused.add(
                 document.line(*place),
-                f"{place[0]}: ${name} is not a variable of envs; write the value, or a line {name}: VALUE under envs",
+                f"{place[0]}: ${name} has no value; give -e {name}=VALUE, or set the variable in .env",
             )
+    return found
 
-        found = file_variables.filled(one, {**values, **dict.fromkeys(kept)}, unknown)
-        for name in file_variables.names_in(found) if outside.usual is not None else ():
-            if name in values and name not in kept:
-                refused.add(
-                    document.line(*place),
-                    f"{place[0]}: ${name} has no value; give -e {name}=VALUE, or set the variable in .env",
-                )
-        return found
 
-    if said.get("workdir"):
-        body["workdir"] = fill(said["workdir"], "workdir", kept=hidden if isinstance(said["workdir"], dict) else ())
-    if isinstance(said.get("volumes"), dict):
-        for key, one in said["volumes"].items():
-            for name in marked.intersection(file_variables.names_in({str(key): one})):
-                refused.add(
-                    document.line("volumes", key),
-                    f"volumes: ${name} is a secret, and the plan shows volumes; write the value, or move the value to "
-                    "a variable of envs with a different name",
-                )
-        body["volumes"] = fill(said["volumes"], "volumes", kept=marked)
-    if isinstance(said.get("file_mounts"), dict):
-        body["file_mounts"] = {}
-        for key, one in said["file_mounts"].items():
-            if found := _secrets_of_address(one, values, marked):
-                refused.add(
-                    document.line("file_mounts", key),
-                    f"file_mounts: ${found[0]} is a secret, and the plan shows the address; remove the mount, and "
-                    f"fetch the files in `setup` with ${found[0]}",
-                )
-                continue
-            path = fill(key, "file_mounts", key)
-            body["file_mounts"][path] = fill(one, "file_mounts", key)
-            lines |= {
-                ("file_mounts", path, *place[2:]): line
-                for place, line in document.lines.items()
-                if place[:2] == ("file_mounts", key)
-            }
-    return replace(document, value=body, lines=lines)
+def _volumes(said: Mapping[str, Any], document: YamlDocument, known: _Known, refused: Refusals) -> Any:
+    for key, one in said.items():
+        for name in known.marked.intersection(file_variables.names_in({str(key): one})):
+            refused.add(
+                document.line("volumes", key),
+                f"volumes: ${name} is a secret, and the plan shows volumes; write the value, or move the value to "
+                "a variable of envs with a different name",
+            )
+    return _fill(said, ("volumes",), document, known, refused, known.marked)
+
+
+def _mounts(
+    said: Mapping[str, Any], document: YamlDocument, known: _Known, refused: Refusals
+) -> tuple[dict[str, Any], dict[Place, int]]:
+    """Return the mounts at the paths with values, and the lines of the document with these paths."""
+    found: dict[str, Any] = {}
+    lines = dict(document.lines)
+    for key, one in said.items():
+        at = ("file_mounts", key)
+        if secrets := _secrets_of_address(one, known.values, known.marked):
+            refused.add(
+                document.line(*at),
+                f"file_mounts: ${secrets[0]} is a secret, and the plan shows the address; remove the mount, and "
+                f"fetch the files in `setup` with ${secrets[0]}",
+            )
+            continue
+        path = _fill(key, at, document, known, refused)
+        found[path] = _fill(one, at, document, known, refused)
+        lines |= {(*at[:1], path, *place[2:]): line for place, line in document.lines.items() if place[:2] == at}
+    return found, lines
 
 
 def _secrets_of_address(said: Any, values: Mapping[str, str | None], marked: Collection[str]) -> list[str]:
