@@ -5,12 +5,11 @@
 Offers are selected as for a run (`infra.selection.choose`). This module reads offers and rents nothing.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from infra.errors import NoOffer, SlipwayError, UsageError
-from infra.market import gpus
+from infra.market import accelerators, gpus
 from infra.market.filters import explain
 from infra.providers import market, offers
 from infra.providers.offers import OfferSource
@@ -162,28 +161,22 @@ def gpu_of(request: Request) -> str:
 
 
 def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
-    """Return kinds and count of `H100:8`, {H100: 8}, a list, or all alternatives; count 0 if the counts differ."""
+    """Return kinds and count of `H100:8`, {H100: 8}, a list, or all alternatives; count 0 if the counts differ.
+
+    Raises UsageError.
+    """
     ways = [one.accelerators or wanted.accelerators for one in wanted.any_of or wanted.ordered or ()]
-    pairs = list(dict.fromkeys(pair for said in ways or [wanted.accelerators] for pair in _pairs(said)))
+    try:
+        read = [accelerators.read(said or []) for said in ways or [wanted.accelerators]]
+    except UsageError as error:
+        raise UsageError(f"resources.{error}") from None
+    pairs = list(dict.fromkeys(pair for each in read for pair in each))
     if not pairs:
         return "", 0
     counts = {count for _, count in pairs}
     text = ",".join(gpu for gpu, _ in pairs) if len(counts) == 1 else ",".join(f"{g}:{n}" for g, n in pairs)
     gpus.read_set(text)
     return text, counts.pop() if len(counts) == 1 else 0
-
-
-def _pairs(said: str | dict[str, float | None] | list[str] | None) -> list[tuple[str, int]]:
-    """Return kinds and counts of `accelerators`. Raises UsageError."""
-    kinds: Mapping[str, float | None] = said if isinstance(said, dict) else {}
-    several = said if isinstance(said, list) else [said] if isinstance(said, str) else []
-    pairs = [(gpu, int(count or 1)) for gpu, count in kinds.items()]
-    for one in several:
-        gpu, _, count = one.partition(":")
-        if count and not re.fullmatch("[0-9]{1,4}", count):
-            raise UsageError(f"resources.accelerators: {one!r}; expected KIND or KIND:COUNT")
-        pairs.append((gpu, int(count or 1)))
-    return pairs
 
 
 def _at_least(key: str, said: str | float | None) -> int:

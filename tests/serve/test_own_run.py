@@ -189,6 +189,8 @@ def test_plan_lists_the_files_to_send_and_the_files_without_content_here(tmp_pat
         ({"ordered": [{"accelerators": "L4:2"}, {"use_spot": True}], "gpus": "A100:2"}, "L4,A100", 2),
         ({"accelerators": "L4", "any_of": [{"infra": "aws"}, {"infra": "gcp"}]}, "L4", 1),
         ({"gpus": {"L4": 4}, "memory": "16384MB"}, "L4", 4),
+        ({"accelerators": {"L4:8": None, "A100:8": None}}, "L4,A100", 8),
+        ({"accelerators": {"A100:8": None, "A100-80GB:4": None}}, "A100:8,A100-80GB:4", 0),
     ],
 )
 def test_accelerators_of_alternatives_are_requested(resources, gpu, num_gpus):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from infra.errors import UsageError
+from infra.market import accelerators
 from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.settings import LOCAL
@@ -33,7 +34,6 @@ SKYPILOTS = (
     "hyperbolic seeweb yotta mithril verda kubernetes k8s"
 ).split()
 ANY = "*"
-MOST_GPUS = 1024
 RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")
 
 
@@ -180,40 +180,30 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
     if asked is None:
         return [("", 0)]
     line = f"{where}: line {task.document.line('resources', 'accelerators')}"
-    if isinstance(asked, dict):
-        pairs = [(kind, 1.0 if amount is None else amount) for kind, amount in asked.items()]
-    else:
-        pairs = []
-        for word in asked if isinstance(asked, list) else [asked]:
-            several = [one.partition(":") for one in word.split()]
-            if len(several) > 1 and all(number.isdecimal() for _, _, number in several):
-                meant = ", ".join(f"{kind}: {number}" for kind, _, number in several)
-                raise UsageError(
-                    f"{line}: accelerators: YAML reads these lines as one text, because the colons have no space "
-                    f"after them; write accelerators: {{{meant}}}"
-                )
-            kind, colon, text = word.partition(":")
-            if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
-                raise UsageError(f"{line}: accelerators: {word!r}; expected a kind and a number, such as H100:8")
-            pairs.append((kind, float(text) if colon else 1.0))
+    for word in asked if isinstance(asked, list) else [asked] if isinstance(asked, str) else []:
+        several = [one.partition(":") for one in word.split()]
+        if len(several) > 1 and all(number.isdecimal() for _, _, number in several):
+            meant = ", ".join(f"{kind}: {number}" for kind, _, number in several)
+            raise UsageError(
+                f"{line}: accelerators: YAML reads these lines as one text, because the colons have no space "
+                f"after them; write accelerators: {{{meant}}}"
+            )
+    try:
+        pairs = accelerators.read(asked)
+    except UsageError as error:
+        raise UsageError(f"{line}: {error}") from None
     if not pairs:
         raise UsageError(f"{line}: accelerators: the list is empty; remove the line for a machine without a GPU")
-    for kind, number in pairs:
-        if not kind.strip() or re.search(r"[,\s]", kind.strip()):
-            raise UsageError(f"{line}: accelerators: {kind!r} is not a known GPU")
+    for kind, _ in pairs:
         if kind.lower().startswith("tpu"):
             raise UsageError(
                 f"{line}: accelerators: {kind}: the vendors of Slipway do not rent TPUs; add --provider skypilot"
             )
-        if not 1 <= number <= MOST_GPUS or number != int(number):
-            why = f"expected a whole number from 1 to {MOST_GPUS}"
-            why = "vendors rent whole GPUs only; write 1, or add --provider skypilot" if 0 < number < 1 else why
-            raise UsageError(f"{line}: accelerators: {kind}:{number:g}: {why}")
     if isinstance(asked, list):
-        return [(kind.strip(), int(number)) for kind, number in pairs]
+        return pairs
     by_number: dict[int, list[str]] = {}
     for kind, number in pairs:
-        by_number.setdefault(int(number), []).append(kind.strip())
+        by_number.setdefault(number, []).append(kind)
     return [(",".join(kinds), number) for number, kinds in by_number.items()]
 
 

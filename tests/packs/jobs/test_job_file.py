@@ -126,6 +126,9 @@ def test_accelerators_are_a_kind_a_set_or_a_preference_order(tmp_path):
         ("{accelerators: H100}", [("H100", 1)], False),
         ("{accelerators: {A100: 1, A100-80GB: 1, H100: 1}}", [("A100,A100-80GB,H100", 1)], False),
         ("{accelerators: {A100: 2, H100: 1}}", [("A100", 2), ("H100", 1)], False),
+        ("{accelerators: {A100:8, A100-80GB:4}}", [("A100", 8), ("A100-80GB", 4)], False),
+        ("{accelerators: {L4:8, A100:8, H100: 8}}", [("L4,A100,H100", 8)], False),
+        ("{accelerators: {L4, H100:4}}", [("L4", 1), ("H100", 4)], False),
         ("{accelerators: ['H100:8', 'A100:8']}", [("H100", 8), ("A100", 8)], True),
         ("{}", [("", 0)], False),
     ):
@@ -186,6 +189,8 @@ def test_key_without_effect_is_reported(tmp_path):
         ("{accelerators: H100:-1}", "H100:-1: expected a whole number"),
         ("{accelerators: H100:0.5}", "vendors rent whole GPUs only"),
         ("{accelerators: {H100: .inf}}", "H100:inf: expected a whole number"),
+        ("{accelerators: {H100:x}}", "'H100:x'; expected a kind and a number"),
+        ("{accelerators: {H100:8: 2}}", "'H100:8' is not a known GPU"),
         ("{accelerators: tpu-v4-8}", "the vendors of Slipway do not rent TPUs"),
         ("{memory: 4x}", "is GB per CPU; give cpus too"),
         ("{cpus: -4}", "expected a number above 0"),

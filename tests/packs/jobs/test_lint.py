@@ -57,7 +57,7 @@ def test_any_file_is_linted_or_refused_in_one_line(tmp_path, text):
 
 SERVICE = "service:\n  replicas: 1\nresources:\n  ports: 8080\n{0}run: serve\n"
 OF_SERVICES = {  # lines of the refusals, with a part of each
-    "  memory: lots\n  accelerators: 'A100:x'\n": {6: "expected KIND or KIND:COUNT"},
+    "  memory: lots\n  accelerators: 'A100:x'\n": {6: "expected a kind and a number"},
     "  memory: lots\n": {5: "expected a number above 0"},
     "  image_id: 'docker:a'\nfile_mounts:\n  ~/a: s3://shelf/a\n": {5: "--provider skypilot", 7: "fetch s3://shelf/a"},
     "  any_of: [{accelerators: L4, cpus: 8}]\nworkdir: ./no-such\n": {5: "move cpus from any_of", 6: "no-such"},
