@@ -300,6 +300,11 @@ def with_memory_need(version: Version, settings: Settings, tell: Say) -> Version
     service, source = version.service, version.model
     request = placement.request_of(service, "")
     tuning = service.slipway.engine
+    if request.gpu and not request.num_gpus and tuning.num_gpus == 1:
+        raise UsageError(
+            f"resources.accelerators: {request.gpu}: vLLM uses the same number of GPUs on each machine; write the same "
+            "number for each kind, or `slipway: {engine: {num_gpus: N}}`"
+        )
     tuning = dataclasses.replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus)
     try:
         need = memory_fit.needed(source, version.engine, tuning)

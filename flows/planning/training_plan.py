@@ -23,7 +23,7 @@ from infra.names import check_name
 from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.runs.run_rows import live_by_run
-from infra.selection.machine_spec import disk_of_plan
+from infra.selection.machine_spec import disk_of_plan, expected_gpus
 from infra.settings import Settings, pack_settings
 from infra.units import count, size
 from store import credentials, packs
@@ -303,7 +303,7 @@ def environments_of(settings: Settings, request: Request, vendor: Provider) -> t
     """Return the torch build for the machine and the folder of environments; "" = the default of the machine."""
     if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
         return environment.torch_build(), str(settings.environments)
-    return "cuda" if request.num_gpus else "cpu", ""
+    return "cuda" if expected_gpus(request) else "cpu", ""
 
 
 def node_commands(plan: Plan) -> list[str]:

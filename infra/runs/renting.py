@@ -274,9 +274,10 @@ def _rent(rental: Rental, offer: Offer, provider: Provider, rank: int) -> Op:
     assert plan.job is not None
     request = replace(plan.request, run=run_rows.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
-    job = replace(
-        job, self_terminate_calls=self_terminate_calls(provider), limits=rental.limits(plan.request.nodes - rank)
-    )
+    limits = rental.limits(plan.request.nodes - rank)
+    job = replace(job, self_terminate_calls=self_terminate_calls(provider), limits=limits)
+    if job.num_gpus and market(provider):  # The request may name a number for each kind, or none.
+        job = replace(job, num_gpus=offer.num_gpus, torch="cuda" if offer.num_gpus else "cpu")
     if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and provider.is_ephemeral or mounts_of(job):

@@ -172,6 +172,11 @@ def request_on(
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)
 
 
+def expected_gpus(request: Request) -> int:
+    """Return the number of GPUs for a job; 1 if the offer decides the number, which `renting` then takes."""
+    return request.num_gpus or int(bool(request.gpu or request.instance_type))
+
+
 def refuse_open(request: Request) -> None:
     """Raise UsageError for a request that specifies no machine and has no work to derive a machine from."""
     if not (request.gpu or request.num_gpus or request.without_gpu or request.instance_type):

@@ -34,6 +34,7 @@ from infra.runs.observation import AskedParties, Observation, observe_pod
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.selection import registry
+from infra.selection.machine_spec import expected_gpus
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from serve import engines, own_run
@@ -136,7 +137,7 @@ class ReplicaLauncher:
             steps=steps,
             kind="service",
             limits=limits,
-            torch=environment.torch_build() if is_near else "cuda" if request.num_gpus else "cpu",
+            torch=environment.torch_build() if is_near else "cuda" if expected_gpus(request) else "cpu",
             environments=str(self.settings.environments) if is_near else "",
             environ=(
                 {"SKYPILOT_SERVE_REPLICA_ID": str(member.number)}
@@ -144,7 +145,7 @@ class ReplicaLauncher:
                 else {**_places_of(version.model), **environ_of(wanted)}
             ),
             secrets=tuple(secrets),
-            num_gpus=0 if self.settings.rehearsal else request.num_gpus,
+            num_gpus=0 if self.settings.rehearsal else expected_gpus(request),
             clock_scale=self.settings.clock_scale if self.settings.rehearsal else 1.0,
         )
 

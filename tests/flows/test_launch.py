@@ -266,12 +266,14 @@ def test_the_first_plan_has_the_minimum_number_of_gpus(renting):
     assert drafted() == 1 and drafted(gpu="H100") == 1 and drafted(num_gpus=4) == 4
     answering = {"phase": "rl", "engine": "vllm", "init": ""}
     assert drafted(**answering) == 2 and drafted(**answering, engine_devices="2,3") == 4
-    one = resolved(renting, provider="runpod", gpu="H100")
+    one = resolved(renting, provider="runpod")
     vendor = registry.provider(renting, "runpod")
     plan = one.work.plan(renting, one.work.draft_request(one.request, renting), vendor, one.limits)
     assert (plan.job.torch, plan.job.num_gpus) == ("cuda", 1)
     bare = one.work.plan(renting, one.request, vendor, one.limits)
     assert bare.job.torch == "cpu" and bare.request.work_disk_bytes < plan.request.work_disk_bytes
+    named = replace(one.request, gpu="H100:8,A100:4")
+    assert one.work.plan(renting, named, vendor, one.limits).job.torch == "cuda"
 
 
 def test_a_launch_is_planned_for_the_picked_configuration(renting):

@@ -125,6 +125,15 @@ def test_typed_machine_of_a_replica_overrides_the_file(tmp_path):
             planned(tmp_path, **wrong)
 
 
+def test_vllm_needs_one_number_of_gpus(tmp_path):
+    settings = Settings.load(ROOT, {"provider": "runpod"}, environ={"HOME": str(tmp_path), **RUNPOD})
+    document = {"service": {"readiness_probe": "/health", "replicas": 1}}
+    document |= {"resources": {"accelerators": {"L40S": 1, "H100:2": None}}}
+    model = {"engine": "vllm", "provider": "runpod", "model": "hf://user/repo"}
+    with pytest.raises(UsageError, match="L40S:1,H100:2: vLLM uses the same number of GPUs on each machine"):
+        revision.with_memory_need(Version(number=1, document=document, **model), settings, print)
+
+
 def test_update_stays_on_the_provider_of_the_first_version_unless_another_is_typed(tmp_path):
     (model := tmp_path / "mine").mkdir()
     (model / "fake.json").write_text("{}")

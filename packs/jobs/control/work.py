@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
-from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed
+from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed, expected_gpus
 from infra.settings import Settings
 from infra.units import count
 from packs.jobs.control import conda, images, job_steps, mounts, pipelines
@@ -80,7 +80,7 @@ class JobWork:
             environments=environments,
             environ=stores,
             secrets=tuple(sorted({*ours, *self.secrets})),
-            num_gpus=0 if settings.rehearsal else request.num_gpus,
+            num_gpus=0 if settings.rehearsal else expected_gpus(request),
             clock_scale=settings.clock_scale if settings.rehearsal else 1.0,
         )
         about = [

@@ -20,6 +20,7 @@ from infra.providers.by_name import open_market
 from infra.records import Plan, Request
 from infra.runs import boot, launch, pods, renting
 from infra.runs.renting import Terms
+from infra.selection.machine_spec import expected_gpus
 from infra.settings import VENDORS, Settings
 from infra.transport.protocol import ConnectionLost
 from tests.faults.trial import rounds
@@ -170,6 +171,23 @@ def test_bad_machines_are_skipped_and_the_next_offer_is_rented(tmp_path):
         words = "\n".join(said)
         assert "no address in time" in words and "the agreed price was" in words and "an old driver" in words, words
         pods.end(vendor, journal.op(op.token), journal)
+
+
+@pytest.mark.parametrize("number", [4, 8])
+def test_job_has_the_number_of_gpus_of_the_rented_offer(tmp_path, number):
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = open_market("lium", settings_of(running, tmp_path))
+        request = Request(run="otter", provider="lium", gpu="L40S:4,H100:8")
+        offers = [one for one in vendor.offers(request) if one.num_gpus == number]
+        wanted = Job(run="", token="", steps=(), limits=Limits(time_s=86400.0), num_gpus=expected_gpus(request))
+        for job, expected in ((wanted, (number, "cuda")), (replace(wanted, num_gpus=0), (0, "cpu"))):
+            ops: list = []
+            plan = Plan("t", "", (), job, request)
+            terms = Terms(boot_s=BOOT_S)
+            renting.rent_all(renting.Rental(plan, list(offers), lambda _: vendor, journal, print, terms), ops)
+            told = ops[0].read_job()
+            assert (told.num_gpus, told.torch) == expected
+            pods.end(vendor, journal.op(ops[0].token), journal)
 
 
 def test_the_error_without_remaining_offers_lists_every_reason(tmp_path):

@@ -74,6 +74,22 @@ def test_plan_names_the_files_that_survive_a_lost_machine(settings, tmp_path):
     assert plan_notes("runpod", kept).endswith("slipway.checkpoint, and the files in ~/out")
 
 
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ({"gpu": "A100:8,H100:4"}, (1, "cuda")),
+        ({"gpu": "H100", "num_gpus": 8}, (8, "cuda")),
+        ({"instance_type": "B200x8"}, (1, "cuda")),
+        ({"cpus": 4}, (0, "cpu")),
+    ],
+)
+def test_job_on_a_machine_with_gpus_expects_gpus_before_the_choice_of_an_offer(settings, machine, expected):
+    rented = replace(settings, runpod_api_key="x" * 32, runpod_url="http://127.0.0.1:9")
+    work = JobWork(file=typed_jobs.of_command("true", None), envs=({},), secrets={})
+    job = work.plan(rented, Request(run="r", **machine), registry.provider(rented, "runpod"), Limits()).job
+    assert job is not None and (job.num_gpus, job.torch) == expected
+
+
 def test_key_for_the_end_of_a_pod_applies_to_trainings_only(settings):
     with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         understood(settings, self_end=True)
