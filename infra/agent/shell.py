@@ -29,6 +29,7 @@ from infra.agent.execution.steps import LEFTOVER_GRACE_S, RESUME_ME
 POLL_S = 0.05
 FAILED = 1
 BIN = "bin"
+WORKDIR = "sky_workdir"  # every script finds this path in the home folder, as with SkyPilot
 BEGIN = Path(__file__).with_name("begin.bash")
 TASK_VARIABLES = (  # variables of SkyPilot that every script gets
     *("SKYPILOT_TASK_ID", "SKYPILOT_TASK_IDS", "SKYPILOT_NUM_JOBS", "SKYPILOT_JOB_RANK", "SKYPILOT_USER"),
@@ -47,7 +48,7 @@ class Script:
     name: str
     """Name of the task in the job file, or ""."""
     workdir: str = ""
-    """Folder beside the code with the job's files; "" means no files, and the script starts in the home folder."""
+    """Folder beside the code with the job's files; "" means no files, and the script starts in an empty folder."""
     envs: Dict[str, str] = field(default_factory=dict)
     mounts: Sequence[Sequence[str]] = ()
     """Uploaded files and folders: [folder beside the code, file name in the folder or "", target path in the job]."""
@@ -124,20 +125,21 @@ def prepare(root: Path, script: Script, buckets: Mapping[str, Path]) -> Tuple[Di
         environ["HOME"] = str(work / "home")
         Path(environ["HOME"]).mkdir(parents=True, exist_ok=True)
     home = Path(environ.get("HOME", str(work)))
-    folder = root / script.workdir if script.workdir else home
-    folder.mkdir(parents=True, exist_ok=True)
-    brought = home / "sky_workdir"
-    # otherwise SkyPilot itself created the folder
-    if script.workdir and (brought.is_symlink() or not brought.exists()):
-        _link(brought, folder)
-    if (script.own_home or script.environment) and not script.image:
-        environ = {**environ, **_python(work / "python", environ)}
-    binds: Binds = []
     there = [(root / sent / file if file else root / sent, wanted) for sent, file, wanted in script.mounts]
     for name, file, wanted, *_ in script.kept:
         if name not in buckets:
             (work / "mounts" / name).mkdir(parents=True, exist_ok=True)
         there.append((buckets.get(name, work / "mounts" / name) / file, wanted))
+    mounted = next((target for target, wanted in there if wanted.rstrip("/") == f"~/{WORKDIR}"), root / WORKDIR)
+    folder = root / script.workdir if script.workdir else mounted
+    folder.mkdir(parents=True, exist_ok=True)
+    brought = home / WORKDIR
+    # otherwise SkyPilot itself created the folder
+    if brought.is_symlink() or not brought.exists():
+        _link(brought, folder)
+    if (script.own_home or script.environment) and not script.image:
+        environ = {**environ, **_python(work / "python", environ)}
+    binds: Binds = []
     for target, wanted in there:
         if script.own_home and wanted.startswith("/"):
             binds.append((str(target.resolve()), wanted))

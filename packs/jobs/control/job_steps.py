@@ -295,9 +295,8 @@ def _repository_lines(task: JobTask) -> tuple[str, str]:
     if one is None:
         return "", ""
     at = f"~/.workdir-{digest([one.url])[:8]}"  # An engine may use ~/sky_workdir for its own files.
-    enter = f"cd {at} || exit 1\n"
-    clone = f"[ -d {at}/.git ] || git clone {_in_shell(one.url)} {at} || exit 1\n"
-    clone += f"[ -e ~/sky_workdir ] || ln -s {at} ~/sky_workdir\n{enter}"
+    enter = f"[ -L ~/sky_workdir ] || [ ! -e ~/sky_workdir ] && ln -sfn {at} ~/sky_workdir\ncd {at} || exit 1\n"
+    clone = f"[ -d {at}/.git ] || git clone {_in_shell(one.url)} {at} || exit 1\n{enter}"
     return clone + (f"git checkout --quiet {_in_shell(one.ref)} || exit 1\n" if one.ref else ""), enter
 
 

@@ -60,6 +60,27 @@ def test_run_has_what_setup_wrote_into_bashrc(home, guard):
     assert said.split()[:5] == ["/opt/corpus", "f", "none", "none", "none"]
 
 
+def test_script_without_a_workdir_starts_in_the_folder_of_skypilot(tmp_path, monkeypatch):
+    brought, root = tmp_path / "home" / "sky_workdir", tmp_path / "pod"
+    monkeypatch.setenv("HOME", str(brought.parent))
+
+    def start(workdir):
+        return shell.prepare(root, shell.Script(text="", name="", workdir=workdir), {})[1]
+
+    for workdir, expected in (("", "sky_workdir"), ("files", "files"), ("", "sky_workdir")):
+        assert start(workdir) == root / expected and brought.resolve() == (root / expected).resolve()
+    own = shell.Script(text="", name="", mounts=[["mount", "", "~/sky_workdir/"]])
+    assert shell.prepare(root, own, {})[1] == root / "mount" and brought.resolve() == root / "mount"
+    brought.unlink()
+    brought.mkdir()  # as on a machine of SkyPilot
+    assert start("") == root / "sky_workdir" and not brought.is_symlink()
+
+
+def test_run_finds_what_setup_cloned_into_sky_workdir(home):
+    assert said_by(home, "mkdir lesson") == ""
+    assert said_by(home, 'cd ~/sky_workdir/lesson && basename "$PWD"') == "lesson\n"
+
+
 def test_run_has_local_programs_and_its_own_variables(home):
     program(home / ".local/bin/tool", "#!/bin/sh\necho tool\n")
     assert said_by(home, "tool") == "tool\n"
