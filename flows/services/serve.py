@@ -22,7 +22,7 @@ from infra.ledger.service_rows import ServiceRow
 from infra.names import check_name
 from infra.records import Offer, PlannedMount
 from infra.runs.timing import Say
-from infra.selection import choose, preflight, registry
+from infra.selection import choose, missing_programs, preflight, registry
 from infra.settings import Settings, is_secret
 from infra.units import count, duration
 from serve import own_run, revision
@@ -141,6 +141,9 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     is_here = own_run.is_one_machine(candidates, settings)
     if is_here and spec.replicas is None:
         document = own_run.with_one_replica(document, draft.service, tell)
+    scripts = {"setup": draft.service.file.setup, "run": draft.service.file.run}
+    for one in missing_programs.find(scripts, candidates):
+        tell(f"{one.section}: {one.text}")
     version = revision.own_version(document, draft.provider, settings.store, draft.name)
     if is_here and draft.before and draft.before.engine == OWN_RUN:
         tell(f"an update ends the old replica first, because both would listen on port {draft.service.port}")

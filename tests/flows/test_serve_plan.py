@@ -125,6 +125,21 @@ def test_typed_machine_of_a_replica_overrides_the_file(tmp_path):
             planned(tmp_path, **wrong)
 
 
+def test_plan_of_a_run_names_the_programs_that_machines_lack(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), **RUNPOD}
+    settings = Settings.load(tmp_path, {"provider": "runpod"}, environ=environ)
+    (path := tmp_path / "pages.yaml").write_text(
+        "service: {readiness_probe: /alive, replicas: 1}\nresources: {ports: 8080}\nslipway: {spend_limit: 5}\n"
+        "setup: conda create -n a\nrun: docker run --gpus all --network=host a\n"
+    )
+    told: list[str] = []
+    with Journal.open(settings.state_file, environ) as journal:
+        serve.plan(ServeSpec(name="pages", provider="runpod", config=str(path)), journal, settings, told.append)
+    said = " / ".join(told)
+    assert "setup: the machines of runpod have no conda; write as the first line of setup: curl" in said
+    assert "run: the machines of runpod have no Docker daemon; install the program of the container" in said
+
+
 def test_vllm_needs_one_number_of_gpus(tmp_path):
     settings = Settings.load(ROOT, {"provider": "runpod"}, environ={"HOME": str(tmp_path), **RUNPOD})
     document = {"service": {"readiness_probe": "/health", "replicas": 1}}

@@ -3,13 +3,11 @@
 import shutil
 from collections.abc import Collection
 
-from infra.providers import Abilities
-from infra.providers.by_name import PROVIDERS
+from infra.selection.pod_images import boots_images
 from infra.settings import LOCAL, MARKET, VENDORS
 from packs.jobs.control.job_file import JobTask
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.schema import Resources, alternatives
-from store import packs
 
 DOCKER = "docker:"
 CONTAINERS = {"shadeform": "Docker", "ssh": "Podman", LOCAL: "Podman"}
@@ -37,10 +35,10 @@ def refuse(task: JobTask, provider: str, is_rehearsed: bool, refused: Refusals) 
     """Collect the image of a task that no machine of the provider runs. `provider`: "" for any."""
     image = first_image(task)
     refuse_login(task, {*task.envs, *task.secrets}, refused)
-    if not image or is_rehearsed or provider in ("", MARKET) or boots(provider):
+    if not image or is_rehearsed or provider in ("", MARKET) or boots_images(provider):
         return
     line = task.document.line("resources", "image_id")
-    able = " or ".join(f"--provider {name}" for name in VENDORS if boots(name))
+    able = " or ".join(f"--provider {name}" for name in VENDORS if boots_images(name))
     if provider not in CONTAINERS:
         refused.add(
             line,
@@ -81,13 +79,6 @@ def refuse_part_of_login(task: JobTask, names: Collection[str], refused: Refusal
             task.document.line("resources", "image_id"),
             f"image_id: SkyPilot logs in with {', '.join(LOGIN)} together; set {', '.join(missing)} too",
         )
-
-
-def boots(provider: str) -> bool:
-    """Return whether a provider documents that its pods boot an image of the user."""
-    where = PROVIDERS.get(provider)
-    documented = getattr(packs.load(where), "documented", None) if where else None
-    return isinstance(documented, Abilities) and documented.images
 
 
 def in_plan(image: str, provider: str, is_rehearsed: bool) -> str:

@@ -13,9 +13,10 @@ from flows.runs.work_kinds import FileFinding
 from flows.specs.launch import LaunchSpec
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.settings import is_rented, is_secret
+from infra.selection import missing_programs
+from infra.settings import VENDORS, is_rented, is_secret
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import conda, job_file, job_steps, resolve, training
+from packs.jobs.control import job_file, job_steps, machines, resolve, training
 from packs.jobs.control.refusals import Refusals
 from serve import own_run, service
 from serve.replicas import placement
@@ -58,7 +59,7 @@ def lint(path: Path, provider: str = "") -> list[FileFinding]:
     if not refused.found and not any({*job_file.schema.JOB_KEYS, "service"} & set(one) for one in said):
         raise UsageError(f"{path}: not a job file: `run`, `setup`, `resources` and `service` are missing")
     written = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written)]
+    found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written, provider)]
     if provider not in packs.engines() and any("service" in one for one in said):
         _collect_of_service(path, documents[0], refused)
     elif not refused.found:
@@ -115,29 +116,44 @@ def _collect(path: Path, provider: str, refused: Refusals) -> None:
                 training.given_flags(file, LaunchSpec(), values)
 
 
-def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFinding]:
+def _missing_programs(document: YamlDocument, written: Sequence[str], provider: str) -> Iterator[FileFinding]:
+    """Yield the calls of programs that the machines of the provider lack; "" for the provider of the file."""
+    said, resources = document.value, document.value.get("resources")
+    resources = resources if isinstance(resources, dict) else {}
+    named = "" if "service" in said else str(resources.get("infra") or resources.get("cloud")).partition("/")[0].lower()
+    providers = [one for one in (provider, named) if one in machines.accepted_providers() or one in packs.engines()]
+    scripts = {key: said[key] for key in TEXTS if isinstance(said.get(key), str)}
+    num_nodes = said.get("num_nodes")
+    for one in missing_programs.find(
+        scripts,
+        providers[:1] or tuple(VENDORS),
+        num_nodes if isinstance(num_nodes, int) else 1,
+        bool(resources.get("image_id")),
+    ):
+        yield FileFinding(
+            _begin(document, one.section, written) + one.line, f"{one.section}: {one.text}", is_refused=False
+        )
+
+
+def _begin(document: YamlDocument, key: str, written: Sequence[str]) -> int:
+    """Return the line at which the text of a key begins."""
+    begins, words = document.line(key), str(document.value.get(key) or "").splitlines()
+    # A block scalar begins on the line below the key.
+    return begins + (1 if words and words[0].strip() not in written[begins - 1] else 0)
+
+
+def _findings(document: YamlDocument, written: Sequence[str], provider: str) -> Iterator[FileFinding]:
     said = document.value
+    yield from _missing_programs(document, written, provider)
     listens: list[tuple[int, str]] = []
     resources = said.get("resources")
-    has_image = isinstance(resources, dict) and bool(resources.get("image_id"))
-    needs_conda = not has_image and conda.is_missing(*(str(said.get(key) or "") for key in TEXTS))
     for key in TEXTS:
         text = said.get(key)
         words_of = text.splitlines() if isinstance(text, str) else []
-        begins = document.line(key)
-        if words_of and words_of[0].strip() not in written[begins - 1]:
-            begins += 1  # A block scalar begins on the line below the key.
-        for line, words in enumerate(words_of, begins):
+        for line, words in enumerate(words_of, _begin(document, key, written)):
             if words.lstrip().startswith("#"):
                 continue
             yield from (FileFinding(line, f"{key}: {told}", False) for rule, told in RULES if re.search(rule, words))
-            if needs_conda and conda.is_called(words):
-                needs_conda = False
-                yield FileFinding(
-                    line,
-                    f"{key}: the machines of vendors have no conda; write as the first line of setup: {conda.INSTALL}",
-                    False,
-                )
             if key == "setup" and re.search(r"\bray\s+start\b", words):
                 yield FileFinding(
                     line,

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,11 @@ from infra.errors import UsageError
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
+from infra.selection import missing_programs, registry
 from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed, expected_gpus
-from infra.settings import Settings
+from infra.settings import MARKET, Settings
 from infra.units import count
-from packs.jobs.control import conda, images, job_steps, mounts, pipelines
+from packs.jobs.control import images, job_steps, mounts, pipelines
 from packs.jobs.control.job_file import JobFile, JobTask
 from store import credentials
 
@@ -102,7 +102,7 @@ class JobWork:
             request=request,
             carried=layout.carried,
             mounts=layout.planned,
-            notes=(*self._shown(is_own, vendor, settings), *unwritable, *self.notes, *notes),
+            notes=(*self._shown(is_own, vendor, request, settings), *unwritable, *self.notes, *notes),
         )
         return estimates.of_plan(plan, settings, vendor, offer)
 
@@ -134,9 +134,10 @@ class JobWork:
         }
         return taker.job_keys(said, vars(self.typed), request, self.file.where)
 
-    def _shown(self, is_own: bool, vendor: Provider, settings: Settings) -> list[str]:
+    def _shown(self, is_own: bool, vendor: Provider, request: Request, settings: Settings) -> list[str]:
         """Return descriptions of the planned actions for the user."""
         found, store = [], settings.store
+        providers = registry.names(settings, MARKET) if request.provider == MARKET else (vendor.name,)
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]
             parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
@@ -145,10 +146,9 @@ class JobWork:
             image = "" if engine_of(vendor) else images.first_image(task)
             if image:
                 found.append(images.in_plan(image, vendor.name, bool(settings.rehearsal)))
-            if not image and conda.is_missing(task.setup, task.run) and not (vendor.is_here and _has_conda()):
-                found.append(
-                    f"a machine of {vendor.name} has no conda; write as the first line of setup: {conda.INSTALL}"
-                )
+            scripts = {"setup": task.setup, "run": task.run}
+            lacking = missing_programs.find(scripts, providers, task.num_nodes, bool(image))
+            found += [one.text for one in lacking]
             for one in task.mounts:
                 if mounts.is_kept(one):
                     at = store if "://" in store else vendor.pod_store or store
@@ -224,8 +224,3 @@ def _with_full_paths(said: Any) -> Any:
     if isinstance(said, str):
         return said if "://" in said else str(Path(said).expanduser().absolute())
     return {**said, "source": _with_full_paths(said["source"])} if said.get("source") else said
-
-
-def _has_conda() -> bool:
-    """Return whether conda or micromamba is installed on this machine."""
-    return any(map(shutil.which, ("conda", "micromamba", "/opt/conda/bin/conda")))

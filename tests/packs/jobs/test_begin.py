@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from infra.agent import shell
-from packs.jobs.control import conda, lint
+from infra.selection import missing_programs
+from packs.jobs.control import lint
 
 pytestmark = pytest.mark.process
 
@@ -111,11 +112,11 @@ def test_micromamba_takes_the_place_of_conda(home):
         ("setup: pip install conda-pack\nrun: |\n  set -e\n  (conda run -n a python)\n", 4),
         ("setup: |\n  bash Miniconda3-latest-Linux-x86_64.sh -b\n  conda create -n a\nrun: conda activate a\n", 0),
         ("run: echo conda is not used; ls ~/conda\n", 0),
-        (f"setup: |\n  {conda.INSTALL}\nrun: conda activate a\n", 0),
+        (f"setup: |\n  {missing_programs.INSTALL_CONDA}\nrun: conda activate a\n", 0),
     ],
 )
 def test_call_of_a_missing_conda_is_found_with_the_line_to_write(tmp_path, text, line):
     (tmp_path / "job.yaml").write_text(text)
     found = [one for one in lint.lint(tmp_path / "job.yaml") if "conda" in one.text]
     assert [one.line for one in found] == ([line] if line else [])
-    assert all(conda.INSTALL in one.text and not one.is_refused for one in found)
+    assert all(missing_programs.INSTALL_CONDA in one.text and not one.is_refused for one in found)

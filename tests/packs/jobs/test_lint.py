@@ -3,9 +3,16 @@
 import pytest
 
 from flows.installation import doctor
+from infra.agent.job import Limits
 from infra.errors import UsageError
+from infra.records import Request
+from infra.selection import registry
+from infra.settings import Settings
+from packs.jobs.control.job_file import load
 from packs.jobs.control.lint import lint
+from packs.jobs.control.work import JobWork
 from tests.packs.jobs.test_job_file import BAD
+from tests.world import ROOT
 
 CASES = {
     "run: ray stop": (1, "`ray stop` also ends SkyPilot's own Ray"),
@@ -28,6 +35,57 @@ def test_line_that_fails_later_is_reported(tmp_path, text):
     (tmp_path / "job.yaml").write_text(text)
     (found,) = lint(tmp_path / "job.yaml")
     assert found.line == CASES[text][0] and CASES[text][1] in found.text
+
+
+NODES = "num_nodes: 2\nrun: |\n  mpirun -np 16 \\\n    -x NCCL_DEBUG=INFO \\\n    -H $hosts ./all_reduce\n"
+TEMPLATES = "run: |\n  export RAY_HEAD_PORT=6385\n  ~/sky_templates/ray/start_cluster\n"
+MISSING = {  # line of the call, providers with the program, and a part of the message
+    "run: x\nsetup: |\n  apt-get update\n  sudo docker run --gpus all a": (
+        4,
+        "shadeform",
+        "runpod and lium have no Docker",
+    ),
+    "run: docker compose up": (1, "shadeform", "image_id: docker:IMAGE"),
+    NODES: (3, "ssh", "no ssh key for each other; start one process on each node"),
+    "num_nodes: 2\nrun: deepspeed --hostfile hosts a.py": (2, "local", "torchrun --nnodes"),
+    TEMPLATES: (3, "skypilot", "ray start --head"),
+    "run: conda activate a": (1, "", "vendors have no conda"),
+}
+
+
+@pytest.mark.parametrize("text", MISSING, ids=range(len(MISSING)))
+def test_call_of_a_program_that_machines_lack_is_found_by_lint_and_plan(tmp_path, text):
+    (path := tmp_path / "job.yaml").write_text(text)
+    line, able, part = MISSING[text]
+    (found,) = lint(path)
+    assert found.line == line and part in found.text and not found.is_refused
+    assert [one.text for one in lint(path, "runpod")] == [
+        found.text.replace("runpod and lium", "runpod").replace("of vendors", "of runpod")
+    ]
+    assert not able or lint(path, able) == []
+    environ = {"HOME": str(tmp_path), "RUNPOD_API_KEY": "x" * 32, "SLIPWAY_RUNPOD_URL": "http://127.0.0.1:9"}
+    environ["SLIPWAY_STATE_FILE"] = str(tmp_path / "journal.db")
+    settings = Settings.load(ROOT, {"provider": "runpod"}, environ=environ)
+    work = JobWork(file=load(path), envs=({},), secrets={})
+    plan = work.plan(settings, Request(run="r"), registry.provider(settings, "runpod"), Limits())
+    assert found.text.partition("; ")[2] in " / ".join(plan.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "run: mpirun -np 8 ./a\nnum_nodes: 2",
+        "run: mpirun -H localhost:2 ./a",
+        "setup: echo $KEY >> ~/.ssh/authorized_keys\nrun: mpirun -H $hosts a\nnum_nodes: 2",
+        "run: |\n  # docker run a\n  pip install docker",
+        "run: command -v docker && docker run a || bash a.sh",
+        "run: |\n  if [ -f ~/sky_templates/ray/start_cluster ]; then\n    ~/sky_templates/ray/start_cluster\n  fi",
+        "run: ~/sky_templates/ray/start_cluster || bash ray.sh",
+    ],
+)
+def test_scripts_that_need_no_missing_program_pass(tmp_path, text):
+    (tmp_path / "job.yaml").write_text(text)
+    assert lint(tmp_path / "job.yaml") == []
 
 
 @pytest.mark.parametrize(
