@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.selection import missing_programs
 from infra.settings import VENDORS, is_rented, is_secret
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import job_file, job_steps, machines, resolve, training
+from packs.jobs.control import job_file, job_steps, machines, placeholders, resolve, training
 from packs.jobs.control.refusals import Refusals
 from serve import own_run, service
 from serve.replicas import placement
@@ -179,8 +179,10 @@ def _findings(document: YamlDocument, written: Sequence[str], provider: str) -> 
         values = said.get(section)
         for name, value in values.items() if isinstance(values, dict) else ():
             as_written = document.texts.get((section, name))
+            is_hidden = section == "secrets" or is_secret(str(name))
+            if is_hidden and isinstance(value, str) and placeholders.is_placeholder(value) and "service" not in said:
+                yield FileFinding(document.line(section, name), f"{section}: {placeholders.advice(name)}", False)
             if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
-                is_hidden = section == "secrets" or is_secret(name)
                 reading = "a number or a truth value" if is_hidden else value
                 quoted = "the value in quotes" if is_hidden else f"'{as_written}'"
                 yield FileFinding(

@@ -19,7 +19,7 @@ from infra.selection import missing_programs, registry
 from infra.selection.machine_spec import OWN_PACKAGES_BYTES, MachineSpec, disk_needed, expected_gpus
 from infra.settings import MARKET, Settings
 from infra.units import count
-from packs.jobs.control import images, job_steps, mounts, pipelines
+from packs.jobs.control import images, job_steps, mounts, pipelines, placeholders
 from packs.jobs.control.job_file import JobFile, JobTask
 from store import credentials
 
@@ -167,6 +167,8 @@ class JobWork:
                 found.append(f"{names} not set, so {kind}:// is read without a key; set the key in .env")
         if self.secrets:
             found.append(f"secrets: {', '.join(sorted(self.secrets))} (set; values go to the pod in a private file)")
+        examples = [name for name, value in sorted(self.secrets.items()) if placeholders.is_placeholder(value)]
+        found += [f"secrets: {placeholders.advice(name)}" for name in examples]
         for one in (mount for task in self.file.tasks for mount in task.mounts if is_own):
             if one.path.startswith("/"):
                 found.append(f"{one.path} is in the pod's folder; only the job sees the folder at this path")

@@ -37,6 +37,31 @@ def test_line_that_fails_later_is_reported(tmp_path, text):
     assert found.line == CASES[text][0] and CASES[text][1] in found.text
 
 
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("HF_TOKEN: <your-huggingface-token>", True),
+        ("HF_TOKEN: hf_xxxxxxxx", True),
+        ("WANDB_API_KEY: your_key_here", True),
+        ("HF_TOKEN: hf_1xxxA", False),
+        ("MODEL: <your-model>", False),
+        ("HF_TOKEN:", False),
+    ],
+)
+def test_placeholder_of_a_secret_is_found_by_lint_and_plan(tmp_path, line, is_found):
+    (path := tmp_path / "job.yaml").write_text(f"run: x\nenvs:\n  {line}\n")
+    found = [one for one in lint(path) if "is a placeholder" in one.text]
+    assert [one.line for one in found] == [3] * is_found
+    name, _, value = line.partition(": ")
+    environ = {"HOME": str(tmp_path), "SLIPWAY_STATE_FILE": str(tmp_path / "journal.db")}
+    settings = Settings.load(ROOT, {"provider": "local"}, environ=environ)
+    work = JobWork(file=load(path), envs=({},), secrets={name: value} if name != "MODEL" else {})
+    notes = work.plan(settings, Request(run="r"), registry.provider(settings, "local"), Limits()).notes
+    assert [one for one in notes if "is a placeholder" in one] == [
+        one.text.replace("envs:", "secrets:") for one in found
+    ]
+
+
 NODES = "num_nodes: 2\nrun: |\n  mpirun -np 16 \\\n    -x NCCL_DEBUG=INFO \\\n    -H $hosts ./all_reduce\n"
 TEMPLATES = "run: |\n  export RAY_HEAD_PORT=6385\n  ~/sky_templates/ray/start_cluster\n"
 MISSING = {  # line of the call, providers with the program, and a part of the message
