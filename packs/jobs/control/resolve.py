@@ -8,9 +8,10 @@ The result holds the requests, the limits and a `JobWork`, which makes the plan.
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from flows.limits import shared_resources
 from flows.runs import launch, same_request
@@ -76,7 +77,8 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
     """
     is_engine = provider in packs.engines()
     job_file.refuse_keys(file, refused, is_engine)
-    for task in job_steps.for_engine(file).tasks if is_engine else file.tasks:
+    tasks = job_steps.for_engine(file).tasks if is_engine else file.tasks
+    for task in tasks:
         if not is_engine:
             machines.collect_refusals(task, file.where, refused)
             images.refuse(task, provider, is_rehearsed, refused)
@@ -84,6 +86,7 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
             _refuse_folder_of_engine(task, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)
     _refuse_shared_secrets(file, refused)
+    _refuse_buckets_by_name(tasks, file, refused)
     with refused.collecting():
         common_alternatives(file, MachineSpec(), provider, is_rented)
 
@@ -108,6 +111,22 @@ def _refuse_shared_secrets(file: JobFile, refused: Refusals) -> None:
                 is_hidden = section == "secrets" or is_secret(name) or name in images.LOGIN
                 if is_hidden and value is not None and known.setdefault(name, value) != value:
                     refused.add(task.document.line(section, name), SHARED_SECRET.format(section, name))
+
+
+def _refuse_buckets_by_name(tasks: Sequence[JobTask], file: JobFile, refused: Refusals) -> None:
+    """Collect the named folders, which the store has, whose name is a bucket that a mount of the file reads."""
+    read = {
+        urlsplit(one.source).netloc: one.source for task in file.tasks for one in task.mounts if "://" in one.source
+    }
+    for task in tasks:
+        for one in task.mounts:
+            if not one.source and one.name in read:
+                address = f"{urlsplit(read[one.name]).scheme}://{one.name}"
+                refused.add(
+                    one.line,
+                    f"file_mounts: {one.path}: Slipway keeps the folder {one.name} in the store, and a mount of this "
+                    f"file reads the bucket {address}; write source: {address}, a bucket that exists",
+                )
 
 
 def provider_of(file: JobFile, spec: LaunchSpec) -> str:

@@ -201,6 +201,25 @@ def test_repository_is_cloned_by_setup_and_entered_by_run(tmp_path, ref):
     assert said[-1] == ("one" if ref else "two") * 2
 
 
+@pytest.mark.parametrize("provider", ["runpod", pytest.param("skypilot", marks=pytest.mark.pack("skypilot"))])
+@pytest.mark.parametrize("mode", ["MOUNT", "MOUNT_CACHED"])
+def test_bucket_written_by_name_and_read_by_address_is_refused(tmp_path, provider, mode):
+    text = (
+        "run: x\nfile_mounts:\n  /cache:\n    name: lesson\n    store: gcs\n    mode: {0}\n{1}---\nrun: y\n"
+        "file_mounts:\n  /data: gs://lesson/tokens\n  /other: {{name: other, mode: MOUNT_CACHED}}\n"
+    )
+    for more, lines in (
+        ("", [3] * (provider != "skypilot" or mode == "MOUNT_CACHED")),
+        ("    source: gs://lesson\n", []),
+    ):
+        (path := tmp_path / "job.yaml").write_text(text.format(mode, more))
+        refused = Refusals(str(path))
+        file = job_file.read(path, refused)
+        resolve.check(file, refused, provider, is_rented=True, is_own=False, is_rehearsed=False)
+        assert [one.line for one in refused.found] == lines
+        assert all("write source: gs://lesson, a bucket" in one.text for one in refused.found)
+
+
 @pytest.mark.parametrize("workdir", ["{ref: main}", "{url: 'https://x/y.git', branch: a}"])
 def test_repository_without_url_or_with_an_unknown_key_is_refused(tmp_path, workdir):
     path = tmp_path / "job.yaml"
