@@ -290,6 +290,8 @@ def _check_keys(document: YamlDocument, body: Any, kind: type, at: strict_yaml.P
             hint = near(str(key), hints)
             if not at and key in schema.IN_SERVICE:
                 hint = key_hint(str(key))
+            if not at and key in schema.OLDER:
+                hint = schema.OLDER[key]
             if not at and flag in FLAGS:
                 hint = f"in a job file write {FLAGS[flag]}; or add the flag --{flag}"
             line = document.line(*place) if isinstance(key, str) else document.line(*at)

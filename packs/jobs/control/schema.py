@@ -106,20 +106,30 @@ class TaskFile:
 JOB_KEYS = ("run", "setup", "resources", "slipway")  # any of these keys identifies a job file
 IN_SERVICE = ("readiness_probe", "replica_policy", "replicas", "load_balancing_policy", "tls")
 """Keys of the section `service`, found only in service files."""
+VOLUME = (
+    "remove the key, add --volume ID with the volume of a vendor, and write $SLIPWAY_VOLUME in place of the path in "
+    "`setup` and `run`"
+)
 REFUSED = {
     "service": "this file describes a service; start the service with: inv serve.up FILE",
-    "pool": "only SkyPilot has pools of workers; start a sweep instead: inv sweep FILE",
-    "managed_secrets": "Slipway has no server for secrets; list the names under `secrets:` and set them in .env",
-    "volumes": "give the volume of a vendor as a flag: --volume ID",
-    "volume_mounts": "give the volume of a vendor as a flag: --volume ID",
-    "event_callback": "Slipway makes no callbacks; `inv launch` and `inv keep` exit with the state of the run",
+    "pool": "only SkyPilot has pools of workers; remove the key: FILE runs the commands of one worker as a job; for "
+    "many runs, write a sweep (docs/guides/sweeps.md)",
+    "managed_secrets": "Slipway has no server for secrets; remove the key, list the names under `secrets:` and set the "
+    "variables in .env",
+    "volumes": VOLUME,
+    "volume_mounts": VOLUME,
+    "event_callback": "Slipway makes no callbacks; remove the key. `inv launch` and `inv keep` exit with the state of "
+    "the run, and --notify NAMES sends a notice",
     "file_mounts_mapping": "SkyPilot writes this key; remove the key",
-    "api_server_access": "Slipway has no API server",
+    "api_server_access": "Slipway has no API server; remove the key",
 }
 REFUSED_RESOURCES = {
-    "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent; add --provider skypilot",
-    "volumes": "give the volume of a vendor as a flag: --volume ID",
+    "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent; remove the key, or add "
+    "--provider skypilot",
+    "volumes": VOLUME,
 }
+OLDER = {"experimental": "remove the key, or write the keys of config_overrides under `config`"}
+"""Keys of earlier versions of SkyPilot."""
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 OF_ENGINES = ("managed_secrets", "volumes", "event_callback", "api_server_access")
 """Keys of a task that an engine such as SkyPilot carries out; an engine carries out all keys of `resources`."""

@@ -6,9 +6,11 @@ import pytest
 
 from infra.agent.job import Job
 from infra.errors import UsageError
+from infra.flags import flags_of
 from infra.runs.sync import sync_step
-from packs.jobs.control import job_file, job_steps, lint, resolve
+from packs.jobs.control import job_file, job_steps, lint, resolve, schema
 from packs.jobs.control.refusals import Refusals
+from scripts.runs.launch import LaunchFlags
 
 BUCKET = "file_mounts:\n  ~/books: {{source: {0}, mode: {1}}}\nrun: ls ~/books\n"
 REFUSED = {  # the lines of the refusals, with a pattern of each
@@ -98,6 +100,25 @@ def test_advice_on_a_mount_leads_to_an_accepted_file(tmp_path):
         line = re.search(r"write into setup: (.*)$", advice)
         path.write_text(f"setup: {line[1]!r}\nrun: ls ~/books\n")
         assert launch_refusals(path) == {} and not [one for one in lint.lint(path) if one.is_refused]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{key}: {{}}" for key in [*schema.REFUSED, *schema.OLDER] if key != "service"),
+        "resources: {accelerator_args: {}}",
+        "resources: {volumes: [{path: /a}]}",
+    ],
+)
+def test_advice_on_a_refused_key_leads_to_an_accepted_file(tmp_path, line):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"run: x\n{line}\n")
+    (advice,) = launch_refusals(path).values()
+    assert "remove the key" in advice
+    known = {one.name.replace("_", "-") for one in flags_of(LaunchFlags)}
+    assert set(re.findall(r"--([a-z-]+)", advice)) <= known
+    path.write_text("run: x\n")
+    assert launch_refusals(path) == {}
 
 
 @pytest.mark.parametrize("mode", ["MOUNT", "MOUNT_CACHED", "COPY"])

@@ -91,7 +91,7 @@ BOTH_REFUSE = (
 )
 WE_REFUSE = {
     "resources: {cpus: 2}": "neither `run` nor `setup`",
-    "volumes: {/mnt: my-volume}\nrun: x": "give the volume of a vendor as a flag",
+    "volumes: {/mnt: my-volume}\nrun: x": "add --volume ID with the volume of a vendor",
     "event_callback: echo\nrun: x": "Slipway makes no callbacks",
     "run: x\nworkdir: /no/such/folder": "the folder /no/such/folder does not exist",
     "run: x\nfile_mounts: {/a: /no/such/file}": "cannot be read",
