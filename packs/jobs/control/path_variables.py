@@ -119,8 +119,8 @@ def _volumes(said: Mapping[str, Any], document: YamlDocument, known: _Known, ref
         for name in known.marked.intersection(file_variables.names_in({str(key): one})):
             refused.add(
                 document.line("volumes", key),
-                f"volumes: ${name} is a secret, and the plan shows volumes; write the value, or move the value to "
-                "a variable of envs with a different name",
+                f"volumes: ${name} is a secret, and the plan shows volumes; if the value is not a secret, write "
+                "the value, or use a variable of envs with a different name",
             )
     return _fill(said, ("volumes",), document, known, refused, known.marked)
 
@@ -147,7 +147,7 @@ def _mounts(
 
 
 def _secrets_of_address(said: Any, values: Mapping[str, str | None], marked: Collection[str]) -> list[str]:
-    """Return the secrets in the addresses of a mount that are no bucket."""
+    """Return the secrets in the addresses of a mount, without addresses of buckets."""
     if isinstance(said, str):
         address = file_variables.filled(said, {name: value or "x" for name, value in values.items()}, lambda _: None)
         is_address = "://" in address and not PLAIN_BUCKET.fullmatch(address)
