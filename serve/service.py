@@ -1,8 +1,8 @@
 """Service file in SkyServe's format: `service:` beside `resources`, `envs`, `file_mounts`, `setup`, `run`.
 
 A file for `sky serve up` is valid here. Options beyond SkyServe stand in the section `slipway:`, which the export
-omits. Unknown keys are refused with the nearest known key. `load` returns a Service; `to_skyserve` returns the document
-for SkyPilot. Pure except for reading files. Source: SkyPilot 0.14.1, sky/utils/schemas.py and
+omits. Unknown keys are refused with the nearest known key. `load` returns a Service; `skyserve_export` returns the
+document for SkyPilot. Pure except for reading files. Source: SkyPilot 0.14.1, sky/utils/schemas.py and
 sky/serve/service_spec.py.
 """
 
@@ -32,7 +32,6 @@ from store import strict_records
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
 MODEL_MOUNT = "/model"
-EVERYWHERE = "0.0.0.0"
 # Keys of other file formats, and the key here with the same meaning.
 MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
@@ -298,36 +297,6 @@ def _without_aliases(where: str, document: Any) -> Any:
     return {**document, "resources": {**plain(said), **several}}
 
 
-def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
-    """Return the document for `sky serve up`. `model`: location of the weights, "" = as in the file.
-
-    SkyServe's load balancer runs on a different machine than the replicas, so the exported engine listens on every
-    address. Raises UsageError for features missing in SkyServe.
-    """
-    policy, ours = service.policy, service.slipway
-    if policy.most != policy.min_replicas and policy.target_qps_per_replica is None:
-        raise UsageError("SkyServe scales by requests only; set target_qps_per_replica")
-    document = _plain(service.file)
-    document.pop("slipway", None)
-    envs = dict(service.envs)
-    mounts = dict(document.get("file_mounts", {}))
-    model = model or ours.model
-    if model:
-        envs["MODEL"], more = _mounted(model)
-        mounts |= more
-    if ours.served_name or service.file.name:
-        envs.setdefault("SERVED_NAME", ours.served_name or str(service.file.name))
-    if "HOST" in envs:
-        envs["HOST"] = EVERYWHERE
-    document["run"] = re.sub(r"(--(?:host|bind)[= ]\s*)['\"]?(?:127\.0\.0\.1|localhost)\b['\"]?", rf"\g<1>{EVERYWHERE}",
-                             service.file.run)  # fmt: skip
-    resources = dict(document.get("resources", {}))
-    resources.setdefault("ports", service.port)
-    order = ("name", "workdir", "service", "resources", "envs", "secrets", "file_mounts", "setup", "run")
-    document |= {"resources": resources, "envs": envs, "file_mounts": mounts}
-    return {name: document[name] for name in order if document.get(name) not in (None, {}, "")}
-
-
 def model_of(service: Service) -> str:
     """Return the model named by a file: `slipway.model`, else $MODEL as in SkyServe files; "" without a model."""
     said = service.slipway.model or service.envs.get("MODEL", "")
@@ -336,17 +305,6 @@ def model_of(service: Service) -> str:
         return mount if isinstance(mount, str) else ""
     is_of_hub = not service.slipway.model and re.fullmatch(r"[\w.-]+/[\w.-]+", said)
     return f"hf://{said}" if is_of_hub else said
-
-
-def _mounted(model: str) -> tuple[str, dict[str, str]]:
-    """Return the value of $MODEL on a replica, and the required mounts. Raises UsageError for an unreachable model."""
-    if model.startswith("hf://"):
-        return model.removeprefix("hf://"), {}
-    if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
-        return MODEL_MOUNT, {MODEL_MOUNT: model}
-    raise UsageError(
-        f"SkyServe cannot reach {model}; give hf://org/name, s3:// or gs://bucket/path or a folder (./{model})"
-    )
 
 
 def _check_numbers(where: str, record: Any) -> None:
@@ -461,19 +419,6 @@ def _check_secrets(where: str, said: Mapping[str, Scalar] | Sequence[str]) -> No
             raise UsageError(f"{where}: secrets: {name!r} is not the name of a variable")
         if isinstance(said, Mapping) and said[name] is not None:
             raise UsageError(f"{where}: secrets: {name}: write no value, but `{name}:`, and set the variable in .env")
-
-
-def _plain(record: Any) -> Any:
-    """Return a record as plain data for YAML, without fields at the default value."""
-    if dataclasses.is_dataclass(record):
-        said = {}
-        for one in dataclasses.fields(record):
-            value = getattr(record, one.name)
-            default = one.default_factory() if callable(one.default_factory) else one.default
-            if value != default:
-                said[one.name] = _plain(value)
-        return said
-    return [_plain(one) for one in record] if isinstance(record, list) else record
 
 
 def _explained(error: strict_records.RecordMismatch) -> str:

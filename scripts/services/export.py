@@ -10,7 +10,7 @@ from infra.ledger import service_rows
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.session import open_journal
-from serve import revision
+from serve import revision, skyserve_export
 from serve import service as service_file
 from serve.policy import service_state
 
@@ -47,7 +47,7 @@ def export(spec: ServeExportFlags) -> None:
         if row
         else service_file.load(revision.path_of(spec.config))
     )
-    document = service_file.to_skyserve(service, spec.model)
+    document = skyserve_export.to_skyserve(service, spec.model)
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     if spec.out:
         try:

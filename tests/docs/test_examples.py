@@ -15,7 +15,7 @@ from infra.runs.keepers import pod_set
 from scripts.cli import flag_file
 from scripts.project import schemas
 from scripts.project.reference import namespace
-from serve import service
+from serve import service, skyserve_export
 from tests.docs.pages import PAGES, ROOT
 from tests.world import World
 from trainer import recipes
@@ -51,7 +51,7 @@ def test_fleet_is_a_set_of_two_pods_with_limits():
 def test_service_is_valid_here_and_for_skypilot():
     read = service.load(EXAMPLES / "service.yaml")
     assert (read.policy.min_replicas, read.policy.most) == (1, 3)
-    assert "slipway" not in service.to_skyserve(read, "hf://Qwen/Qwen3-0.6B")
+    assert "slipway" not in skyserve_export.to_skyserve(read, "hf://Qwen/Qwen3-0.6B")
 
 
 def test_the_flags_of_the_launch_are_flags_of_launch():

@@ -5,7 +5,7 @@ import yaml
 
 from infra.errors import UsageError
 from scripts.project import reference
-from serve import revision, service
+from serve import revision, service, skyserve_export
 from serve.controller import limits_of
 from serve.service import Probe
 from tests.serve.scripted_engine import ROOT
@@ -126,7 +126,7 @@ def test_queue_target_alone_scales_but_is_not_exported():
     ours = parse(text + "slipway: {target_queue_per_replica: 4}\n")
     assert ours.policy.most == 3
     with pytest.raises(UsageError, match="scales by requests only"):
-        service.to_skyserve(ours)
+        skyserve_export.to_skyserve(ours)
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,22 @@ def test_queue_target_alone_scales_but_is_not_exported():
     ],
 )
 def test_a_model_is_named_or_mounted(model, env, mounts):
-    made = service.to_skyserve(parse(SMALL), model)
+    made = skyserve_export.to_skyserve(parse(SMALL), model)
     assert made["envs"]["MODEL"] == env and made.get("file_mounts") == mounts
 
 
 def test_name_known_only_to_slipway_cannot_be_exported():
     with pytest.raises(UsageError, match="SkyServe cannot reach"):
-        service.to_skyserve(parse(SMALL), "brave-otter-3")
+        skyserve_export.to_skyserve(parse(SMALL), "brave-otter-3")
 
 
 def test_export_contains_no_slipway_key_and_is_read_back_unchanged():
     shipped = service.load(ROOT / "serve" / "service.yaml")
-    made = service.to_skyserve(shipped)
+    made = skyserve_export.to_skyserve(shipped)
     assert "slipway" not in made and made["envs"]["HOST"] == "0.0.0.0"
     again = service.parse("again", yaml.safe_load(yaml.safe_dump(made)))
     assert (again.policy, again.probe, again.port) == (shipped.policy, shipped.probe, shipped.port)
-    assert service.to_skyserve(again) == made
+    assert skyserve_export.to_skyserve(again) == made
 
 
 def test_every_scaling_number_has_a_description():
@@ -188,7 +188,7 @@ def test_every_scaling_number_has_a_description():
     ],
 )
 def test_exported_engine_listens_on_every_address(said, written):
-    assert service.to_skyserve(service.parse("x", {"service": {"replicas": 1}, "run": said}))["run"] == written
+    assert skyserve_export.to_skyserve(service.parse("x", {"service": {"replicas": 1}, "run": said}))["run"] == written
 
 
 PROBED = {"service": {"readiness_probe": {"path": "/v1/chat/completions", "post_data": {"model": "lab/tiny-talker"}}}}

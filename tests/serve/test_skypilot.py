@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from infra.agent.environments import cache_folder, environment
-from serve import service
+from serve import service, skyserve_export
 from serve.policy import autoscaler, replica_states
 from serve.policy.autoscaler import AutoscalerMemory, Measurements, NewestReplica
 from serve.policy.replica_states import Facts, ProcessStatus, State
@@ -36,7 +36,7 @@ def sky(tmp_path_factory):
 
 
 def exported(text: str, model: str = "") -> str:
-    made = service.to_skyserve(service.parse("test", yaml.safe_load(text)), model)
+    made = skyserve_export.to_skyserve(service.parse("test", yaml.safe_load(text)), model)
     return yaml.safe_dump(made, sort_keys=False)
 
 
