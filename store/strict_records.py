@@ -4,15 +4,18 @@ The input is a parsed JSON or YAML value and the record class; the result is the
 location and the error. The caller adds the file name and the wording of the final message.
 """
 
+import copy
 import difflib
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Place = tuple[str | int, ...]
+MOST_MISMATCHES = 50
 _AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # format of msgspec error messages
 
 
@@ -23,7 +26,7 @@ class RecordMismatch(ValueError):
     an invalid value; `known` lists the valid keys.
     """
 
-    def __init__(self, place: Sequence[str], what: str, key: str = "", known: Sequence[str] = ()) -> None:
+    def __init__(self, place: Sequence[str | int], what: str, key: str = "", known: Sequence[str] = ()) -> None:
         super().__init__(what)
         self.place, self.key, self.known = tuple(place), key, tuple(known)
 
@@ -53,21 +56,97 @@ def convert(kind: type[T], raw: Any) -> T:
         raise RecordMismatch([found["place"]] if found else [], found["what"] if found else str(error)) from None
 
 
-def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = (), place: Sequence[str] = ()) -> None:
+def convert_all(kind: type[T], raw: Any, usual: T) -> tuple[T, list[RecordMismatch]]:
+    """Return the record of class `kind` without the parts of `raw` that do not fit, and all mismatches.
+
+    A record without a required key falls away with the key. usual: the record if no part of `raw` fits.
+    """
+    import msgspec
+
+    body, found, removed = copy.deepcopy(raw), list[RecordMismatch](), set[Place]()
+    for _ in range(MOST_MISMATCHES):
+        try:
+            return msgspec.convert(body, kind), found
+        except msgspec.ValidationError as error:
+            what, _, at = str(error).partition(" - at ")
+            place = _place(body, kind, at, str(error))
+            missing = re.search("missing required field `(.*)`", what)
+            if not missing or (*place, missing[1]) not in removed:
+                found.append(RecordMismatch(place, what))
+            if not (gone := _remove(body, place)):
+                break
+            removed.add(gone)
+    return usual, found
+
+
+def _place(body: Any, kind: type, at: str, message: str) -> Place:
+    """Return the place of an error; msgspec writes `[...]` for an arbitrary key, which is found by trial."""
+    import msgspec
+
+    is_key = at.startswith("`key` in ")
+    words = re.findall(r"\[\.\.\.\]|\w+", at.removeprefix("`key` in "))
+    found: list[str | int] = []
+    for word in words:
+        here = _at(body, tuple(found))
+        if word != "[...]":
+            found.append(int(word) if word.isdigit() and isinstance(here, list) else word)
+            continue
+        for key in here:
+            alone: Any = {key: here[key]}
+            for part in reversed(found):
+                alone = {part: alone}
+            try:
+                msgspec.convert(alone, kind)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    found.append(key)
+                    break
+        else:
+            return tuple(found)
+    if is_key and isinstance(here := _at(body, tuple(found)), dict):
+        found += [key for key in here if not isinstance(key, str)][:1]
+    return tuple(found)
+
+
+def _at(body: Any, place: Place) -> Any:
+    for part in place:
+        body = body[part]
+    return body
+
+
+def _remove(body: Any, place: Place) -> Place:
+    """Remove a part and return its place; of a list, the whole list, because other entries keep their places."""
+    while place and not isinstance(above := _at(body, place[:-1]), dict):
+        place = place[:-1]
+    if place:
+        del above[place[-1]]
+    return place
+
+
+def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = ()) -> None:
     """Raise RecordMismatch if `raw` or a nested record has a key that the record class does not define."""
+    for one in unknown_keys(kind, raw, spared):
+        raise one
+
+
+def unknown_keys(
+    kind: type, raw: Any, spared: Sequence[str] = (), place: Sequence[str] = ()
+) -> Iterator[RecordMismatch]:
+    """Yield a mismatch for each key in `raw` or a nested record that the record class does not define."""
     if not isinstance(raw, Mapping):
-        raise RecordMismatch(place, f"expected a mapping, got {type(raw).__name__}")
+        yield RecordMismatch(place, f"expected a mapping, got {type(raw).__name__}")
+        return
     hints = typing.get_type_hints(kind)
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for key, value in raw.items():
         if key not in known:
-            if key in spared:
-                continue
-            raise RecordMismatch(place, f"unknown key {key!r}", str(key), known)
+            if key not in spared:
+                yield RecordMismatch(place, f"unknown key {key!r}", str(key), known)
+            continue
         for inner in _kinds(hints[key]):
             for where, part in _parts(key, hints[key], value):
                 if isinstance(part, Mapping):
-                    refuse_unknown(inner, part, spared, [*place, *where])
+                    yield from unknown_keys(inner, part, spared, [*place, *where])
 
 
 def _kinds(hint: Any) -> list[type]:
