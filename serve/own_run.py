@@ -23,6 +23,7 @@ from infra.settings import Settings, read_dotenv
 from infra.transport import shipment
 from infra.transport.scan import home_folders
 from serve.engines import OWN_RUN
+from serve.file_refusals import collecting
 from serve.service import Probe, Service
 
 WORKDIR = "workdir"
@@ -155,21 +156,41 @@ def mounts(service: Service) -> list[tuple[str, Path, str]]:
     """Return path on the replica, source here and name of the sent folder of each mount. Raises UsageError."""
     found: list[tuple[str, Path, str]] = []
     for path, said in service.file.file_mounts.items():
-        where = f"file_mounts: {path}"
-        if not path or path in ("/", "~", "~/", ".", "./") or ".." in Path(path).parts:
-            raise UsageError(f"{where}: the path of a mount is a folder or file below ~ or the workdir")
-        asked = {"source": said} if isinstance(said, str) else said
-        source, mode = asked.get("source"), str(asked.get("mode", "COPY" if asked.get("source") else "MOUNT")).upper()
-        if not isinstance(source, str) or not source.strip() or "://" in source:
-            what = f"fetch {source}" if isinstance(source, str) and source else "fetch the files"
-            raise UsageError(f"{where}: a service sends files and folders of this machine; {what} in `setup` instead")
-        if mode != "COPY":
-            raise UsageError(f"{where}: {mode} is for buckets; write {path}: {source}, which copies the files")
-        there = Path(_absolute(source)).resolve()
-        if not there.exists():
-            raise UsageError(f"{where}: {source} does not exist on this machine")
+        there = _source_of(path, said)
         known = [name for _, one, name in found if one == there]
         found.append((path, there, known[0] if known else f"mount-{len(found)}"))
+    return found
+
+
+def _source_of(path: str, said: str | dict[str, Any]) -> Path:
+    """Return the file or folder of this machine for a path on the replica. Raises UsageError."""
+    where = f"file_mounts: {path}"
+    if not path or path in ("/", "~", "~/", ".", "./") or ".." in Path(path).parts:
+        raise UsageError(f"{where}: the path of a mount is a folder or file below ~ or the workdir")
+    asked = {"source": said} if isinstance(said, str) else said
+    source, mode = asked.get("source"), str(asked.get("mode", "COPY" if asked.get("source") else "MOUNT")).upper()
+    if not isinstance(source, str) or not source.strip() or "://" in source:
+        what = f"fetch {source}" if isinstance(source, str) and source else "fetch the files"
+        raise UsageError(f"{where}: a service sends files and folders of this machine; {what} in `setup` instead")
+    if mode != "COPY":
+        raise UsageError(f"{where}: {mode} is for buckets; write {path}: {source}, which copies the files")
+    there = Path(_absolute(source)).resolve()
+    if not there.exists():
+        raise UsageError(f"{where}: {source} does not exist on this machine")
+    return there
+
+
+def refusals(service: Service) -> list[str]:
+    """Return the refusals of the work folder and of each mount."""
+    found: list[str] = []
+    if service.file.workdir:
+        with collecting(found):
+            shipment.check_folder("workdir", Path(_absolute(service.file.workdir)))
+    for path, said in service.file.file_mounts.items():
+        with collecting(found):
+            there = _source_of(path, said)
+            if there.is_dir():
+                shipment.check_folder(f"file_mounts: {path}", there)
     return found
 
 

@@ -181,7 +181,8 @@ def check_file(service: Service, tell: Say, is_own_run: bool = False) -> None:
             f"{', '.join(unused)}: only for sky serve up, and for --engine run. Slipway runs engines by --engine and "
             "slipway.engine, and sends requests to the least loaded replica"
         )
-    placement.refuse_unread(service, is_own_run)
+    if refused := next(placement.unread_refusals(service, is_own_run), ""):
+        raise UsageError(refused)
     for name, instead in placement.ignored_settings(service):
         tell(f"{name}: only for sky serve up; in Slipway, {instead}")
 

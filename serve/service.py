@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from infra.file_variables import filled
 from infra.settings import is_secret
-from serve import request_bounds
+from serve import file_refusals, request_bounds
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
 from serve.gateway.http.certificate import Tls
@@ -31,7 +31,9 @@ from store import strict_records
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
+POOLS = ("pool", "workers")
 MODEL_MOUNT = "/model"
+USUAL_PORT = 8000
 # Keys of other file formats, and the key here with the same meaning.
 MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
@@ -107,6 +109,11 @@ class ServiceSection:
     load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
     ports: int | None = None
     tls: Tls | None = None
+
+    @property
+    def policy(self) -> ReplicaPolicy:
+        """Return the number of replicas as a policy, also for a fixed number."""
+        return self.replica_policy or ReplicaPolicy(min_replicas=1 if self.replicas is None else self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,17 +206,26 @@ class Service:
 
 
 def load(path: Path, given: Mapping[str, str] = MappingProxyType({})) -> Service:
-    """Return the service in a file. Raises UsageError with the place in the file.
+    """Return the service in a file. Raises UsageError with the line of every refusal.
 
     given: variables of the command line, which override the variables of the file.
+    """
+    service, found = examine_file(path, given)
+    file_refusals.raise_all(str(path), found, path)
+    return service
+
+
+def examine_file(path: Path, given: Mapping[str, str] = MappingProxyType({})) -> tuple[Service, list[str]]:
+    """Return the service in a file without the refused parts, and all refusals. Raises UsageError if there is no YAML.
+
+    given: as for `load`.
     """
     try:
         document = strict_yaml.without_dates(strict_yaml.read(path))
     except FileNotFoundError:
         raise UsageError(f"no service file {path}; copy serve/service.yaml to {path}") from None
-    service = parse(str(path), with_variables(document, given) if given else document)
-    _check_values_of_secrets(str(path), service.envs)
-    return service
+    service, found = examine(with_variables(document, given) if given else document)
+    return service, [*found, *_values_of_secrets(service.envs)]
 
 
 def with_variables(document: Any, given: Mapping[str, str]) -> Any:
@@ -221,40 +237,48 @@ def with_variables(document: Any, given: Mapping[str, str]) -> Any:
 
 def parse(where: str, document: Any) -> Service:
     """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
-    document = _filled(where, _without_aliases(where, document))
-    try:
-        strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
-    except strict_records.RecordMismatch as error:
-        raise UsageError(f"{where}: {_explained(error)}") from None
-    if not isinstance(document.get("service"), dict):
-        raise UsageError(f"{where}: the section `service:` is missing")
-    if {"pool", "workers"} & set(document["service"]):
-        raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
+    service, found = examine(document)
+    file_refusals.raise_all(where, found)
+    return service
+
+
+def examine(document: Any) -> tuple[Service, list[str]]:
+    """Return the service in a parsed document without the refused parts, and all refusals."""
+    found: list[str] = []
+    if not isinstance(document, dict):
+        found.append(f"the file: expected a mapping, got {type(document).__name__}")
+        document = {"service": {}}
+    document = _filled(_without_aliases(document, found), found)
+    found += map(_explained, strict_records.unknown_keys(ServiceFile, document, spared=POOLS))
+    section = document.get("service")
+    if not isinstance(section, dict):
+        found.append("the section `service:` is missing")
+        section = {}
+    if {*POOLS} & set(section):
+        found.append("service: pools of workers are for batch jobs; a service has `replicas`")
     if not document.get("run"):  # an engine of ours reports readiness at /health
-        document = {**document, "service": {"readiness_probe": "/health", **document["service"]}}
-    try:
-        file = strict_records.convert(ServiceFile, document)
-    except strict_records.RecordMismatch as error:
-        raise UsageError(f"{where}: {_explained(error)}") from None
-    section = file.service
-    _check_numbers(where, file)
-    _check_secrets(where, file.secrets)
-    return Service(
+        section = {"readiness_probe": "/health", **section}
+    usual = ServiceFile(service=ServiceSection())
+    file, mismatches = strict_records.convert_all(ServiceFile, {**document, "service": section}, usual)
+    found += map(_explained, mismatches)
+    found += [*_wrong_numbers("", file), *_wrong_secrets(file.secrets), *_wrong_policy(file.service, file.slipway)]
+    service = Service(
         file=file,
-        probe=_probe(where, section.readiness_probe),
-        policy=_policy(where, section, file.slipway),
-        port=_port(where, section, file.resources),
-        envs=_envs(where, file.envs),
+        probe=_probe(file.service.readiness_probe, found),
+        policy=file.service.policy,
+        port=_port(file.service, file.resources, found),
+        envs=_envs(file.envs, found),
     )
+    return service, found
 
 
-def _filled(where: str, document: Any) -> Any:
+def _filled(document: dict[Any, Any], found: list[str]) -> dict[Any, Any]:
     """Return the document with `$NAME` of `envs` replaced in `service`, `workdir` and `file_mounts`, as in SkyServe.
 
-    A secret stays in `service`: the journal stores the document, and `own_run.probe` replaces the secret later.
-    Raises UsageError for an unknown variable.
+    A secret stays in `service`: the journal stores the document, and `own_run.probe` replaces the secret later. An
+    unknown variable is a refusal, and stays as written.
     """
-    if not isinstance(document, dict) or not isinstance(document.get("envs") or {}, dict):
+    if not isinstance(document.get("envs") or {}, dict):
         return document
     envs = {str(name): str(value) for name, value in (document.get("envs") or {}).items() if value is not None}
 
@@ -265,11 +289,12 @@ def _filled(where: str, document: Any) -> Any:
 
     def unknown(section: str, name: str) -> None:
         if name in hidden:
-            raise UsageError(f"{where}: {section}: ${name} is a secret, and the plan shows {section}; write the value")
+            found.append(f"{section}: ${name} is a secret, and the plan shows {section}; write the value")
+            return
         advice = (
             f"{name}: under secrets, and set the variable in .env" if is_secret(name) else f"{name}: VALUE under envs"
         )
-        raise UsageError(f"{where}: {section}: ${name} is not a variable of envs; write the value, or {advice}")
+        found.append(f"{section}: ${name} is not a variable of envs; write the value, or {advice}")
 
     own = {key: document[key] for key in ("service", "workdir", "file_mounts") if key in document}
     known = {**dict.fromkeys(one for one in empty if one not in hidden), **envs}
@@ -279,9 +304,9 @@ def _filled(where: str, document: Any) -> Any:
     return {**document, **own}
 
 
-def _without_aliases(where: str, document: Any) -> Any:
-    """Return the document with the usual keys of `resources` in place of aliases. Raises UsageError for both."""
-    said = document.get("resources") if isinstance(document, dict) else None
+def _without_aliases(document: dict[Any, Any], found: list[str]) -> dict[Any, Any]:
+    """Return the document with the usual keys of `resources` in place of aliases. Both keys together are a refusal."""
+    said = document.get("resources")
     if not isinstance(said, dict):
         return document
 
@@ -290,7 +315,7 @@ def _without_aliases(where: str, document: Any) -> Any:
             return one
         for alias, key in ALIASES.items():
             if one.get(alias) is not None and one.get(key) is not None:
-                raise UsageError(f"{where}: resources: {alias} and {key} exclude each other; keep {key}")
+                found.append(f"resources: {alias} and {key} exclude each other; keep {key}")
         return {ALIASES.get(key, key): value for key, value in one.items()}
 
     several = {key: list(map(plain, said[key])) for key in ("any_of", "ordered") if isinstance(said.get(key), list)}
@@ -307,93 +332,84 @@ def model_of(service: Service) -> str:
     return f"hf://{said}" if is_of_hub else said
 
 
-def _check_numbers(where: str, record: Any) -> None:
-    """Check that the numbers of all sections are finite and at least 0. Raises UsageError."""
+def _wrong_numbers(at: str, record: Any) -> Iterator[str]:
+    """Yield a refusal for each number of all sections that is not finite or below 0."""
     for one in dataclasses.fields(record):
-        value, at = getattr(record, one.name), f"{where}: {one.name}"
+        value = getattr(record, one.name)
         if dataclasses.is_dataclass(value):
-            _check_numbers(at, value)
+            yield from _wrong_numbers(f"{at}{one.name}: ", value)
         elif isinstance(value, (int, float)) and not 0 <= value < math.inf:
-            raise UsageError(f"{at} is {value:g}; it must be a number from 0 on")
+            yield f"{at}{one.name} is {value:g}; it must be a number from 0 on"
 
 
-def _probe(where: str, said: Probe | str) -> Probe:
+def _probe(said: Probe | str, found: list[str]) -> Probe:
     probe = Probe(path=said) if isinstance(said, str) else said
-    where = f"{where}: service.readiness_probe"
-    if not probe.path.startswith("/"):
-        raise UsageError(f"{where}: the path is {probe.path!r}; it must begin with /")
+    where = "service.readiness_probe"
+    if not probe.path.startswith(("/", "$")):  # The value of a variable is unknown here.
+        found.append(f"{where}: the path is {probe.path!r}; it must begin with /")
     if isinstance(probe.post_data, str):
         try:
             probe = dataclasses.replace(probe, post_data=json.loads(probe.post_data))
         except ValueError as error:
-            raise UsageError(f"{where}: post_data is not JSON: {error}") from None
+            found.append(f"{where}: post_data is not JSON: {error}")
     for name in ("timeout_seconds", "endpoint_probe_interval_seconds"):
-        if getattr(probe, name) <= 0:
-            raise UsageError(f"{where}: {name} must be more than 0")
+        if getattr(probe, name) == 0:
+            found.append(f"{where}: {name} must be more than 0")
     return probe
 
 
-def _policy(where: str, section: ServiceSection, ours: SlipwaySection) -> ReplicaPolicy:
-    where = f"{where}: service"
-    if section.replicas is not None and section.replica_policy is not None:
-        raise UsageError(f"{where}: `replicas` and `replica_policy` exclude each other")
-    fixed = 1 if section.replicas is None else section.replicas
-    policy = section.replica_policy or ReplicaPolicy(min_replicas=fixed)
+def _wrong_policy(section: ServiceSection, ours: SlipwaySection) -> Iterator[str]:
+    """Yield the refusals about the number of replicas and the spend limit."""
+    policy = section.policy
     target = policy.target_qps_per_replica
-    if policy.min_replicas < 0 or policy.most < policy.min_replicas:
-        raise UsageError(
-            f"{where}: min_replicas ({policy.min_replicas}) must be at least 0 and at most max_replicas ({policy.most})"
+    if section.replicas is not None and section.replica_policy is not None:
+        yield "service: `replicas` and `replica_policy` exclude each other"
+    if policy.most < policy.min_replicas:
+        yield (
+            f"service: min_replicas ({policy.min_replicas}) must be at least 0 and at most max_replicas ({policy.most})"
         )
     if target is not None and policy.max_replicas is None:
-        raise UsageError(f"{where}: target_qps_per_replica needs max_replicas")
+        yield "service: target_qps_per_replica needs max_replicas"
     targets = target if isinstance(target, dict) else {} if target is None else {"A1": target}
     if any(not _GPU.fullmatch(gpu) or qps <= 0 for gpu, qps in targets.items()) or target == {}:
-        raise UsageError(
-            f"{where}: target_qps_per_replica is {target}; it must be more than 0, or a mapping of GPU to more than 0"
-        )
-    if ours.target_queue_per_replica is not None and ours.target_queue_per_replica <= 0:
-        raise UsageError(f"{where}: slipway.target_queue_per_replica must be more than 0")
-    if target is None and ours.target_queue_per_replica is None and policy.most != policy.min_replicas:
-        raise UsageError(
-            f"{where}: {policy.min_replicas} to {policy.most} replicas, but target_qps_per_replica is missing"
-        )
+        yield f"service: target_qps_per_replica is {target}; it must be more than 0, or a mapping of GPU to more than 0"
+    if ours.target_queue_per_replica == 0:
+        yield "slipway.target_queue_per_replica must be more than 0"
+    if target is None and ours.target_queue_per_replica is None and policy.most > policy.min_replicas:
+        yield f"service: {policy.min_replicas} to {policy.most} replicas, but target_qps_per_replica is missing"
     if ours.spend_limit is not None:
         try:
             limit_of(ours.spend_limit)
         except ValueError as error:
-            raise UsageError(f"{where}: slipway.spend_limit: {error}") from None
+            yield f"slipway.spend_limit: {error}"
     if not policy.most:
-        raise UsageError(f"{where}: max_replicas must be at least 1, got 0")
+        yield "service: max_replicas must be at least 1, got 0"
     for name, known in (("load_balancing_policy", POLICIES), ("spot_placer", PLACERS)):
         value = getattr(section, name, None) or getattr(policy, name, None)
         if value is not None and value not in known:
-            raise UsageError(f"{where}: {name} is {value!r}; {_near(value, known)}")
-    return policy
+            yield f"service: {name} is {value!r}; {_near(value, known)}"
 
 
-def _port(where: str, section: ServiceSection, resources: ReplicaResources) -> int:
+def _port(section: ServiceSection, resources: ReplicaResources, found: list[str]) -> int:
     """Return the engine's port: `service.ports`, else the only open port of the resources, else 8000."""
     said = resources.ports
     opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]
     port = section.ports
     if port is None:
         if len(opened) > 1 or any(not one.isdigit() for one in opened):
-            raise UsageError(
-                f"{where}: service.ports must name the port of the engine; resources.ports lists {', '.join(opened)}"
-            )
-        port = int(opened[0]) if opened else 8000
+            found.append(f"service.ports must name the port of the engine; resources.ports lists {', '.join(opened)}")
+            return USUAL_PORT
+        port = int(opened[0]) if opened else USUAL_PORT
     if not 0 < port < 65536:
-        raise UsageError(f"{where}: {port} is not a port")
+        found.append(f"{'resources' if section.ports is None else 'service'}.ports: {port} is not a port")
     return port
 
 
-def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
-    bad = next((name for name in said if not _ENV.fullmatch(name)), None)
-    if bad is not None:
-        raise UsageError(f"{where}: envs: {bad!r} is not the name of a variable")
+def _envs(said: Mapping[str, Scalar], found: list[str]) -> dict[str, str]:
+    found += [f"envs: {name!r} is not the name of a variable" for name in said if not _ENV.fullmatch(name)]
     empty = [name for name, value in said.items() if value is None and not is_secret(name)]
     if empty:
-        raise UsageError(f"{where}: envs: {', '.join(empty)} must have a value; write one, or give -e {empty[0]}=VALUE")
+        found.append(f"envs: {', '.join(empty)} must have a value; write one, or give -e {empty[0]}=VALUE")
     given = {name: value for name, value in said.items() if value is not None}
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
@@ -405,27 +421,28 @@ def is_hidden(name: str, value: str) -> bool:
     return bool(_PASSWORD.search(name.upper())) or (len(value) >= SHORTEST_KEY and not _WORDS.search(value))
 
 
-def _check_values_of_secrets(where: str, envs: Mapping[str, str]) -> None:
-    """Raise UsageError for the value of a secret in `envs`: the journal stores the file of a service."""
+def _values_of_secrets(envs: Mapping[str, str]) -> Iterator[str]:
+    """Yield a refusal for each value of a secret in `envs`: the journal stores the file of a service."""
     for name, value in envs.items():
         if is_hidden(name, value):
-            raise UsageError(f"{where}: envs: {name}: write no value, but `{name}:`, and set the variable in .env")
+            yield f"envs: {name}: write no value, but `{name}:`, and set the variable in .env"
 
 
-def _check_secrets(where: str, said: Mapping[str, Scalar] | Sequence[str]) -> None:
-    """Raise UsageError for the value of a secret: the journal stores the file of a service."""
+def _wrong_secrets(said: Mapping[str, Scalar] | Sequence[str]) -> Iterator[str]:
+    """Yield a refusal for each wrong name, and each value of a secret: the journal stores the file of a service."""
     for name in said:
         if not _ENV.fullmatch(name):
-            raise UsageError(f"{where}: secrets: {name!r} is not the name of a variable")
-        if isinstance(said, Mapping) and said[name] is not None:
-            raise UsageError(f"{where}: secrets: {name}: write no value, but `{name}:`, and set the variable in .env")
+            yield f"secrets: {name!r} is not the name of a variable"
+        elif isinstance(said, Mapping) and said[name] is not None:
+            yield f"secrets: {name}: write no value, but `{name}:`, and set the variable in .env"
 
 
 def _explained(error: strict_records.RecordMismatch) -> str:
     """Return the message of a misfit with the place in the file and the nearest known key."""
-    place = "".join(f"{one}: " for one in error.place)
     if not error.key:
-        return f"{place or 'the file: '}{error}"
+        place = "".join(f" {one + 1}" if isinstance(one, int) else f".{one}" for one in error.place)
+        return f"{place.removeprefix('.') or 'the file'}: {error}"
+    place = "".join(f"{one}: " for one in error.place)
     meant = MEANT.get(error.key)
     hint = f"did you mean {meant}?" if meant in error.known else _near(error.key, error.known)
     return f"{place}{error}; {hint}"

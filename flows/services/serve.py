@@ -25,7 +25,7 @@ from infra.runs.timing import Say
 from infra.selection import choose, missing_programs, preflight, registry
 from infra.settings import Settings, is_secret
 from infra.units import count, duration
-from serve import own_run, revision
+from serve import file_checks, own_run, revision
 from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.engine.memory_fit import VLLM_CPU
@@ -61,6 +61,9 @@ class Revision:
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
     """Return the requested version without changing any state. Raises UsageError for an impossible request."""
     given = job_environment.plain(settings)
+    if spec.config:
+        typed = revision.with_machine({}, spec.machine).get("resources", ())
+        file_checks.check(revision.path_of(spec.config), given, spec.engine, spec.model or spec.tag, typed)
     name = check_name(spec.name) if spec.name else revision.service_name(spec.config, given)
     row = service_rows.find(journal, name)
     old = service_state.parse_desired(row.wanted) if row else None

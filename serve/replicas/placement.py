@@ -5,7 +5,7 @@
 Offers are selected as for a run (`infra.selection.choose`). This module reads offers and rents nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from infra.errors import NoOffer, SlipwayError, UsageError
@@ -18,7 +18,8 @@ from infra.selection import choose, registry
 from infra.selection.choose import Tell
 from infra.selection.machine_spec import disk_needed, disk_of_environments
 from infra.settings import MARKET, VENDORS, Settings
-from infra.units import amount, micro_usd
+from infra.units import BadAmount, amount, micro_usd
+from serve.file_refusals import collecting
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
@@ -103,23 +104,35 @@ def ignored_settings(service: Service) -> list[tuple[str, str]]:
     return found
 
 
-def refuse_unread(service: Service, is_own_run: bool) -> None:
-    """Raise UsageError for keys of `resources` without which a replica would get an unfit machine."""
+def unread_refusals(service: Service, is_own_run: bool) -> Iterator[str]:
+    """Yield a refusal for each key of `resources` without which a replica would get an unfit machine."""
     said = service.file.resources
     for key in ("any_of", "ordered"):
-        for one in getattr(said, key) or ():
+        for number, one in enumerate(getattr(said, key) or (), 1):
             for name in ("cpus", "memory", "disk_size", "instance_type", "max_hourly_cost"):
                 if getattr(one, name) is not None:
-                    raise UsageError(
-                        f"resources.{key}: {name}: all replicas have the same limits; move {name} from {key} to "
-                        "resources, or add --provider skypilot"
+                    yield (
+                        f"resources.{key} {number}: {name}: all replicas have the same limits; move {name} from {key} "
+                        "to resources, or add --provider skypilot"
                     )
     image = str(said.image_id)
     if is_own_run and image.startswith("docker:"):
-        raise UsageError(
+        yield (
             f"resources.image_id: `run` of a service has no container, and would miss the packages of {image}; install "
             "the packages in `setup` and remove image_id, or add --provider skypilot"
         )
+
+
+def refusals(service: Service, typed: Collection[str] = ()) -> list[str]:
+    """Return the refusals of the values in `resources`, each by itself. typed: keys with a flag in place of a value."""
+    said, found = service.file.resources, list[str]()
+    for key in ("accelerators", "cpus", "memory", "disk_size", "max_hourly_cost"):
+        if key not in typed:
+            several = {"any_of": said.any_of, "ordered": said.ordered} if key == "accelerators" else {}
+            alone = ReplicaResources(**{key: getattr(said, key), **several})
+            with collecting(found):
+                request_of(replace(service, file=replace(service.file, resources=alone)), "")
+    return found
 
 
 def kind_of(offer: Offer) -> str:
@@ -134,7 +147,6 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
     """
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
-    most = wanted.max_hourly_cost
     return Request(
         run=run,
         gpu=gpu,
@@ -146,7 +158,7 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
         work_disk_bytes=_disk_of(gpu_bytes * max([1, *(count for _, count in gpus.read_set(gpu, num_gpus))])),
         region=wanted.region or "",
         instance_type=wanted.instance_type or "",
-        max_micro_usd_per_hour=0 if most is None else micro_usd(str(most)),
+        max_micro_usd_per_hour=_price_limit(wanted.max_hourly_cost),
     )
 
 
@@ -184,6 +196,14 @@ def _at_least(key: str, said: str | float | None) -> int:
     if said is None:
         return 0
     return amount(said, f"resources.{key}")
+
+
+def _price_limit(most: float | None) -> int:
+    """Return the highest price per hour in micro-USD; 0 for any price. Raises UsageError."""
+    try:
+        return 0 if most is None else micro_usd(str(most))
+    except BadAmount as error:
+        raise UsageError(f"resources.max_hourly_cost: {error}") from None
 
 
 def _price(offer: Offer) -> tuple[int, str]:

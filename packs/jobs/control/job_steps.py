@@ -21,7 +21,7 @@ from infra.errors import UsageError
 from infra.records import Carried, PlannedMount
 from infra.transport import shipment
 from infra.transport.scan import home_folders
-from infra.transport.scan.inspector import is_checkout, named
+from infra.transport.scan.inspector import named
 from packs.jobs.control import fetching, images, mounts
 from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
@@ -133,28 +133,16 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
     """Collect the work folder and the mounts of a task that cannot be carried out."""
     if task.workdir:
         with refused.collecting():
-            check_folder(f"{file.where}: line {task.document.line('workdir')}: workdir", task.workdir)
+            shipment.check_folder(f"{file.where}: line {task.document.line('workdir')}: workdir", task.workdir)
     for one in task.mounts:
         if one.source and not mounts.is_kept(one) and Path(one.source).is_dir():
             with refused.collecting():
-                check_folder(f"{file.where}: line {one.line}: file_mounts: {one.path}", Path(one.source))
+                shipment.check_folder(f"{file.where}: line {one.line}: file_mounts: {one.path}", Path(one.source))
         with refused.collecting():
             _kept(file, one, task) if mounts.is_kept(one) else _refuse_mode(file, one)
         if is_own and (is_rehearsed or not images.first_image(task)):  # A container has a root of its own.
             with refused.collecting():
                 _check_path(file, one, is_rehearsed)
-
-
-def check_folder(where: str, folder: Path) -> None:
-    """Raise UsageError for a folder that cannot be sent. The files of a checkout of git are left to the launch."""
-    if not folder.is_dir():
-        raise UsageError(f"{where}: the folder {folder} does not exist")
-    if is_checkout(folder.resolve()):
-        return
-    try:
-        shipment.survey(folder)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
 
 
 def _check_path(file: JobFile, one: Mount, is_rehearsed: bool) -> None:

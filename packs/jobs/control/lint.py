@@ -5,8 +5,7 @@ SkyPilot's guides on distributed training and on Ray.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flows.runs.work_kinds import FileFinding
@@ -16,10 +15,9 @@ from infra.errors import UsageError
 from infra.selection import missing_programs
 from infra.settings import VENDORS, is_rented, is_secret
 from infra.strict_yaml import YamlDocument
-from packs.jobs.control import job_file, job_steps, machines, placeholders, resolve, training
+from packs.jobs.control import job_file, machines, placeholders, resolve, training
 from packs.jobs.control.refusals import Refusals
-from serve import own_run, service
-from serve.replicas import placement
+from serve import file_checks, file_refusals
 from store import packs
 
 TEXTS = ("setup", "run")
@@ -68,39 +66,10 @@ def lint(path: Path, provider: str = "") -> list[FileFinding]:
 
 
 def _collect_of_service(path: Path, document: YamlDocument, refused: Refusals) -> None:
-    """Collect the refusals of `serve.up`, each at the line of the key with which the message begins."""
-    found = Refusals(str(path))
-    with found.collecting():
-        made = service.load(path)
-        is_own = own_run.is_wanted(made, "", "", service.model_of(made))
-        checks: list[Callable[[], object]] = [
-            partial(placement.request_of, made, "lint"),
-            partial(placement.refuse_unread, made, is_own),
-        ]
-        if is_own:
-            checks.append(partial(_check_sent, made))
-        for check in checks:
-            with found.collecting():
-                check()
-    for one in found.found:
-        refused.add(document.line(*_place(document, one.text)), one.text)
-
-
-def _check_sent(made: service.Service) -> None:
-    """Raise UsageError for files and folders of a service that cannot be sent."""
-    for one in own_run.carried(made):
-        if not one.file:
-            job_steps.check_folder("workdir" if one.name == own_run.WORKDIR else "file_mounts", Path(one.source))
-
-
-def _place(document: YamlDocument, text: str) -> strict_yaml.Place:
-    """Return the place of the keys at the beginning of a message, such as `resources.memory: ...`."""
-    place: strict_yaml.Place = ()
-    for word in re.split(r":\s|[.:\s]", text):
-        if (*place, word) not in document.lines:
-            break
-        place = (*place, word)
-    return place
+    """Collect the lines that `serve.up` refuses."""
+    with refused.collecting():
+        for text in file_checks.refusals_of(path):
+            refused.add(file_refusals.line_of(document, text), text)
 
 
 def _collect(path: Path, provider: str, refused: Refusals) -> None:

@@ -11,6 +11,7 @@ from infra.settings import Settings
 from packs.jobs.control.job_file import load
 from packs.jobs.control.lint import lint
 from packs.jobs.control.work import JobWork
+from serve import file_checks
 from tests.packs.jobs.test_job_file import BAD
 from tests.world import ROOT
 
@@ -140,11 +141,11 @@ def test_any_file_is_linted_or_refused_in_one_line(tmp_path, text):
 
 SERVICE = "service:\n  replicas: 1\nresources:\n  ports: 8080\n{0}run: serve\n"
 OF_SERVICES = {  # lines of the refusals, with a part of each
-    "  memory: lots\n  accelerators: 'A100:x'\n": {6: "expected a kind and a number"},
+    "  memory: lots\n  accelerators: 'A100:x'\n": {5: "a number above 0", 6: "expected a kind and a number"},
     "  memory: lots\n": {5: "expected a number above 0"},
     "  image_id: 'docker:a'\nfile_mounts:\n  ~/a: s3://shelf/a\n": {5: "--provider skypilot", 7: "fetch s3://shelf/a"},
     "  any_of: [{accelerators: L4, cpus: 8}]\nworkdir: ./no-such\n": {5: "move cpus from any_of", 6: "no-such"},
-    "  acelerators: L4\n": {3: "did you mean accelerators?"},
+    "  acelerators: L4\n": {5: "did you mean accelerators?"},
     "  gpus: L4\n  accelerators: A100\n": {5: "exclude each other"},
     "  gpus: L4\n  memory: 16384MB\n  ephemeral_storage: 200Gi\nenvs: {AT: 2026-03-14}\n": {},
     "  any_of: [{gpus: L4, infra: aws}, {gpus: A10G}]\n": {},
@@ -158,6 +159,7 @@ def test_refusals_of_a_service_come_at_once_with_their_lines(tmp_path, text):
     found = {one.line: one.text for one in lint(path) if one.is_refused}
     assert found.keys() == OF_SERVICES[text].keys(), found
     assert all(OF_SERVICES[text][line] in said for line, said in found.items()), found
+    assert sorted(found.values()) == sorted(file_checks.refusals_of(path))
 
 
 def test_value_of_a_secret_is_not_in_a_finding(tmp_path):
