@@ -24,9 +24,11 @@ from infra.transport import shipment
 from infra.transport.scan import home_folders
 from serve.engines import OWN_RUN
 from serve.file_refusals import collecting
-from serve.service import Probe, Service
+from serve.service import Probe, Service, Storage
 
 WORKDIR = "workdir"
+MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
+IDLE = ("name", "store", "persistent", "type", "config")  # keys of a mount that describe a bucket
 
 
 def is_wanted(service: Service, engine: str, model: str, own_model: str) -> bool:
@@ -162,15 +164,19 @@ def mounts(service: Service) -> list[tuple[str, Path, str]]:
     return found
 
 
-def _source_of(path: str, said: str | dict[str, Any]) -> Path:
+def _source_of(path: str, said: str | Storage) -> Path:
     """Return the file or folder of this machine for a path on the replica. Raises UsageError."""
     where = f"file_mounts: {path}"
     if not path or path in ("/", "~", "~/", ".", "./") or ".." in Path(path).parts:
         raise UsageError(f"{where}: the path of a mount is a folder or file below ~ or the workdir")
-    asked = {"source": said} if isinstance(said, str) else said
-    source, mode = asked.get("source"), str(asked.get("mode", "COPY" if asked.get("source") else "MOUNT")).upper()
-    if not isinstance(source, str) or not source.strip() or "://" in source:
-        what = f"fetch {source}" if isinstance(source, str) and source else "fetch the files"
+    asked = Storage(source=said, mode="COPY") if isinstance(said, str) else said
+    source, mode = asked.source, asked.mode.upper()
+    if mode not in MODES:
+        raise UsageError(f"{where}: mode is {asked.mode!r}; known: {', '.join(MODES)}")
+    if isinstance(source, list):
+        raise UsageError(f"{where}: several sources cannot be at one path; give each source a path")
+    if not source or not source.strip() or "://" in source:
+        what = f"fetch {source}" if source else "fetch the files"
         raise UsageError(f"{where}: a service sends files and folders of this machine; {what} in `setup` instead")
     if mode != "COPY":
         raise UsageError(f"{where}: {mode} is for buckets; write {path}: {source}, which copies the files")
@@ -178,6 +184,15 @@ def _source_of(path: str, said: str | dict[str, Any]) -> Path:
     if not there.exists():
         raise UsageError(f"{where}: {source} does not exist on this machine")
     return there
+
+
+def without_effect(service: Service) -> list[str]:
+    """Return one note per mount with keys that have no effect."""
+    found = []
+    for path, said in service.file.file_mounts.items():
+        if idle := [key for key in IDLE if getattr(said, key, None) is not None]:
+            found.append(f"file_mounts: {path}: {', '.join(idle)}: no effect, because Slipway itself sends the files")
+    return found
 
 
 def refusals(service: Service) -> list[str]:

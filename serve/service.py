@@ -164,6 +164,20 @@ class ReplicaResources:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Files at a path of a replica, in SkyPilot's format."""
+
+    source: str | list[str] | None = None
+    mode: str = "MOUNT"
+    """COPY sends the files of this machine; SkyPilot's usual MOUNT and MOUNT_CACHED are for buckets."""
+    name: str | None = None
+    store: str | None = None
+    persistent: bool | None = None
+    type: str | None = None
+    config: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServiceFile:
     """Parsed service file; `Service` is the validated form."""
 
@@ -173,7 +187,7 @@ class ServiceFile:
     resources: ReplicaResources = field(default_factory=ReplicaResources)
     envs: dict[str, Scalar] = field(default_factory=dict)
     secrets: dict[str, Scalar] | list[str] = field(default_factory=dict)
-    file_mounts: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    file_mounts: dict[str, str | Storage] = field(default_factory=dict)
     setup: str = ""
     run: str = ""
     slipway: SlipwaySection = field(default_factory=SlipwaySection)

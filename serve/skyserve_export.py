@@ -61,4 +61,6 @@ def _plain(record: Any) -> Any:
             if value != default:
                 said[one.name] = _plain(value)
         return said
+    if isinstance(record, dict):
+        return {key: _plain(one) for key, one in record.items()}
     return [_plain(one) for one in record] if isinstance(record, list) else record

@@ -140,6 +140,8 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     """Return the version of a service whose engine is the `run` of the file. Raises UsageError."""
     document = own_run.with_full_paths(draft.document) if spec.config else draft.document
     revision.check_file(draft.service, tell, is_own_run=True)
+    for note in own_run.without_effect(draft.service):
+        tell(note)
     candidates = placement.candidates(draft.provider, settings)
     is_here = own_run.is_one_machine(candidates, settings)
     if is_here and spec.replicas is None:

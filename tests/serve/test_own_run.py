@@ -10,7 +10,7 @@ from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.settings import Settings
 from infra.transport.scan.inspector import EMPTY_SUBMODULE
-from serve import own_run, revision, service
+from serve import own_run, revision, service, skyserve_export
 from serve.controller import limits_of
 from serve.policy.replica_states import Facts, ProcessStatus, State
 from serve.policy.service_state import Member, Version
@@ -230,6 +230,9 @@ def test_file_that_no_replica_can_run_is_refused(tmp_path):
             made(file_mounts={"~/a": {"source": "./a", "mode": "MOUNT_CACHED"}}),
             "write ~/a: ./a, which copies the files",
         ),
+        (made(file_mounts={"~/a": {"source": "./a"}}), "MOUNT is for buckets; write ~/a: ./a, which copies the files"),
+        (made(file_mounts={"~/a": {"source": "./a", "mode": "COPYY"}}), "mode is 'COPYY'; known: MOUNT, COPY, MOUNT_C"),
+        (made(file_mounts={"~/a": {"source": ["./a"], "mode": "COPY"}}), "give each source a path"),
         (made(file_mounts={"../a": "./a"}), "a folder or file below ~ or the workdir"),
         (made(file_mounts={"/data/a": f"{tmp_path}/a"}), "write ~/data/a"),
         (made(run=""), "add the line `run: COMMAND`"),
@@ -242,7 +245,11 @@ def test_file_mounts_are_sent_and_a_changed_file_is_a_new_release(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "d.txt").write_text("d")
     (tmp_path / "a.txt").write_text("a")
-    asked = {"~/a.txt": f"{tmp_path}/a.txt", "data": {"source": f"{tmp_path}/data"}, "~/again": f"{tmp_path}/data"}
+    asked = {
+        "~/a.txt": f"{tmp_path}/a.txt",
+        "data": {"source": f"{tmp_path}/data", "mode": "copy"},
+        "~/again": f"{tmp_path}/data",
+    }
     said = made(file_mounts=asked)
     assert [(one.name, one.source, one.file) for one in own_run.carried(said)] == [
         ("mount-0", str(tmp_path), "a.txt"), ("mount-1", str(tmp_path / "data"), ""),
@@ -254,6 +261,18 @@ def test_file_mounts_are_sent_and_a_changed_file_is_a_new_release(tmp_path):
     assert before == own_run.release_of(said)
     (tmp_path / "data" / "e.txt").write_text("e")
     assert own_run.release_of(said) != before and own_run.release_of(made()) == ""
+
+
+def test_keys_of_a_mount_are_known_or_refused_and_idle_keys_are_named():
+    storage = {"source": "./a", "mode": "COPY"}
+    with pytest.raises(UsageError, match="file_mounts: ~/a: unknown key 'mdoe'; did you mean mode"):
+        made(file_mounts={"~/a": {**storage, "mdoe": "MOUNT"}})
+    said = made(file_mounts={"~/a": {**storage, "store": "s3", "persistent": True}, "~/b": storage, "~/c": "./c"})
+    assert own_run.without_effect(said) == [
+        "file_mounts: ~/a: store, persistent: no effect, because Slipway itself sends the files"
+    ]
+    exported = skyserve_export.to_skyserve(said)["file_mounts"]
+    assert exported["~/a"] == {**storage, "store": "s3", "persistent": True} and exported["~/c"] == "./c"
 
 
 def test_sources_of_mounts_become_absolute_before_the_journal_keeps_the_file(tmp_path, monkeypatch):
