@@ -80,7 +80,7 @@ def document_of(
     else:
         path = path_of(config)
         service_file.load(path, given)  # report mistakes with the place in the file
-        document = with_full_paths(strict_yaml.without_dates(strict_yaml.read(path)))
+        document = with_full_paths(service_file.without_empty(strict_yaml.without_dates(strict_yaml.read(path))))
     document["name"] = name
     if replicas is not None:
         if replicas < 1:

@@ -249,6 +249,20 @@ def with_variables(document: Any, given: Mapping[str, str]) -> Any:
     return {**document, "envs": {**(document.get("envs") or {}), **given}}
 
 
+def without_empty(document: Any) -> Any:
+    """Return a document without empty keys, as SkyPilot reads the file: a section with comments only says nothing.
+
+    Empty variables stay, because their values come from elsewhere.
+    """
+    if not isinstance(document, dict):
+        return document
+    found = {key: one for key, one in document.items() if one is not None}
+    for key in ("resources", "service", "slipway"):
+        if isinstance(found.get(key), dict):
+            found[key] = {name: one for name, one in found[key].items() if one is not None}
+    return found
+
+
 def parse(where: str, document: Any) -> Service:
     """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
     service, found = examine(document)
@@ -259,6 +273,7 @@ def parse(where: str, document: Any) -> Service:
 def examine(document: Any) -> tuple[Service, list[str]]:
     """Return the service in a parsed document without the refused parts, and all refusals."""
     found: list[str] = []
+    document = without_empty(document)
     if not isinstance(document, dict):
         found.append(f"the file: expected a mapping, got {type(document).__name__}")
         document = {"service": {}}

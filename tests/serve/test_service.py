@@ -110,6 +110,35 @@ def test_request_bounds_of_the_file_apply_in_the_gateway():
     assert (plain.max_tokens, plain.media_domains, plain.allow_chat_template) == (None, (), False)
 
 
+EMPTY = """
+service:
+  readiness_probe:
+  replicas: 1
+  load_balancer:
+resources:
+  cpus:
+  any_of:
+name:
+workdir:
+envs:
+secrets:
+file_mounts:  # none
+setup:
+slipway:
+run: serve
+"""
+
+
+def test_empty_sections_say_nothing_as_in_skypilot(tmp_path):
+    (tmp_path / "talk.yaml").write_text(EMPTY)
+    plain = parse("service: {replicas: 1}\nrun: serve\n")
+    assert service.load(tmp_path / "talk.yaml") == plain
+    document = revision.document_of(str(tmp_path / "talk.yaml"), None, "talk", None, "", {})
+    assert document == {"name": "talk", "service": {"replicas": 1}, "resources": {}, "run": "serve"}
+    with pytest.raises(UsageError, match="WORD must have a value"):
+        parse(EMPTY.replace("envs:", "envs: {WORD: }"))
+
+
 @pytest.mark.parametrize("text", ["[]", "a", "name: x", "service: 3"])
 def test_invalid_service_is_refused(text):
     with pytest.raises(UsageError, match="x.yaml"):
