@@ -36,6 +36,15 @@ MODEL_MOUNT = "/model"
 USUAL_PORT = 8000
 # Keys of other file formats, and the key here with the same meaning.
 MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
+# Keys of SkyPilot's tasks that no service of Slipway has, and the advice.
+INSTEAD = {
+    "volumes": "a service mounts no volumes; fetch the files in `setup`, or add --provider skypilot",
+    "volume_mounts": "a service mounts no volumes; fetch the files in `setup`, or add --provider skypilot",
+    "managed_secrets": "Slipway has no server for secrets; list the names under `secrets:` and set them in .env",
+    "api_server_access": "Slipway has no API server; remove the key, or add --provider skypilot",
+    "file_mounts_mapping": "SkyPilot writes this key; remove the key",
+    "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent; add --provider skypilot",
+}
 ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -159,6 +168,10 @@ class ReplicaResources:
     image_id: str | dict[str, str] | None = None
     labels: dict[str, str] | None = None
     max_hourly_cost: float | None = None
+    local_disk: str | None = None
+    autostop: bool | int | str | dict[str, Any] | None = None
+    priority: int | None = None
+    priority_class: str | None = None
     any_of: list["ReplicaResources"] | None = None
     ordered: list["ReplicaResources"] | None = None
 
@@ -184,12 +197,18 @@ class ServiceFile:
     service: ServiceSection
     name: str | None = None
     workdir: str | None = None
+    num_nodes: int | None = None
+    """Machines of a replica: 1."""
     resources: ReplicaResources = field(default_factory=ReplicaResources)
     envs: dict[str, Scalar] = field(default_factory=dict)
     secrets: dict[str, Scalar] | list[str] = field(default_factory=dict)
     file_mounts: dict[str, str | Storage] = field(default_factory=dict)
     setup: str = ""
     run: str = ""
+    config: dict[str, Any] | None = None
+    inputs: Any = None
+    outputs: Any = None
+    event_callback: Any = None
     slipway: SlipwaySection = field(default_factory=SlipwaySection)
 
 
@@ -238,7 +257,7 @@ def examine_file(path: Path, given: Mapping[str, str] = MappingProxyType({})) ->
         document = strict_yaml.without_dates(strict_yaml.read(path))
     except FileNotFoundError:
         raise UsageError(f"no service file {path}; copy serve/service.yaml to {path}") from None
-    service, found = examine(with_variables(document, given) if given else document)
+    service, found = examine(with_variables(document, given) if given else document, str(path))
     return service, [*found, *_values_of_secrets(service.envs)]
 
 
@@ -270,8 +289,8 @@ def parse(where: str, document: Any) -> Service:
     return service
 
 
-def examine(document: Any) -> tuple[Service, list[str]]:
-    """Return the service in a parsed document without the refused parts, and all refusals."""
+def examine(document: Any, where: str = "FILE") -> tuple[Service, list[str]]:
+    """Return the service in a parsed document without the refused parts, and all refusals. where: path of the file."""
     found: list[str] = []
     document = without_empty(document)
     if not isinstance(document, dict):
@@ -283,14 +302,22 @@ def examine(document: Any) -> tuple[Service, list[str]]:
     if not isinstance(section, dict):
         found.append("the section `service:` is missing")
         section = {}
-    if {*POOLS} & set(section):
+    if {*POOLS} & {*section, *document}:
         found.append("service: pools of workers are for batch jobs; a service has `replicas`")
     if not document.get("run"):  # an engine of ours reports readiness at /health
         section = {"readiness_probe": "/health", **section}
+    if isinstance(document.get("workdir"), dict):
+        found.append("workdir: replicas get a folder of this machine; clone the repository in `setup`: git clone URL")
+        document = {**document, "workdir": None}
     usual = ServiceFile(service=ServiceSection())
     file, mismatches = strict_records.convert_all(ServiceFile, {**document, "service": section}, usual)
     found += map(_explained, mismatches)
     found += [*_wrong_numbers("", file), *_wrong_secrets(file.secrets), *_wrong_policy(file.service, file.slipway)]
+    if file.num_nodes not in (None, 1):
+        found.append(
+            f"num_nodes: a replica is one machine; for one run on several machines: inv launch {where}; for replicas "
+            "of several machines add --provider skypilot"
+        )
     service = Service(
         file=file,
         probe=_probe(file.service.readiness_probe, found),
@@ -472,6 +499,8 @@ def _explained(error: strict_records.RecordMismatch) -> str:
         place = "".join(f" {one + 1}" if isinstance(one, int) else f".{one}" for one in error.place)
         return f"{place.removeprefix('.') or 'the file'}: {error}"
     place = "".join(f"{one}: " for one in error.place)
+    if error.key in INSTEAD:
+        return f"{place}{error.key}: {INSTEAD[error.key]}"
     meant = MEANT.get(error.key)
     hint = f"did you mean {meant}?" if meant in error.known else _near(error.key, error.known)
     return f"{place}{error}; {hint}"

@@ -8,6 +8,10 @@ from infra.errors import UsageError
 from serve.service import MODEL_MOUNT, Service
 
 EVERYWHERE = "0.0.0.0"
+ORDER = (
+    *("name", "workdir", "num_nodes", "service", "resources", "envs", "secrets", "file_mounts", "setup", "run"),
+    *("config", "inputs", "outputs", "event_callback"),
+)
 LISTENS_HERE = re.compile(r"(--(?:host|bind)[= ]\s*)['\"]?(?:127\.0\.0\.1|localhost)\b['\"]?")
 
 
@@ -35,9 +39,8 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
     document["run"] = LISTENS_HERE.sub(rf"\g<1>{EVERYWHERE}", service.file.run)
     resources = dict(document.get("resources", {}))
     resources.setdefault("ports", service.port)
-    order = ("name", "workdir", "service", "resources", "envs", "secrets", "file_mounts", "setup", "run")
     document |= {"resources": resources, "envs": envs, "file_mounts": mounts}
-    return {name: document[name] for name in order if document.get(name) not in (None, {}, "")}
+    return {name: document[name] for name in ORDER if document.get(name) not in (None, {}, "")}
 
 
 def _mounted(model: str) -> tuple[str, dict[str, str]]:

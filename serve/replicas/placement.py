@@ -28,13 +28,26 @@ UNREAD = {
     "infra": "--provider names the vendor of the replicas",
     "cloud": "--provider names the vendor of the replicas",
     "zone": "only `region` limits the place of the machines",
-    "any_of": "only the `accelerators` of the alternatives are used",
-    "ordered": "only the `accelerators` are used; own machines are tried first, then the cheapest spot machines",
+    "any_of": "only the `accelerators` of the alternatives are used; `use_spot` of `resources` tries spot machines "
+    "first, then on-demand machines",
+    "ordered": "only the `accelerators` are used; own machines are tried first, then, with `use_spot` of `resources`, "
+    "the cheapest spot machines",
     "disk_tier": "vendors have a single kind of disk; `disk_size` sets the size",
     "network_tier": "no vendor reports the network between machines; a replica is a single machine",
     "job_recovery": "a lost replica is always replaced, on the next machine that fits",
     "image_id": "the image of the vendor is booted, and the environment of the engine is made in the image",
     "labels": "machines carry only Slipway's own marks",
+    "local_disk": "vendors do not publish the kind of disks; `disk_size` sets the size",
+    "autostop": "a replica ends when the load needs fewer replicas, and at the end of the service",
+    "priority": "no replica waits in a queue",
+    "priority_class": "no replica waits in a queue",
+}
+# Keys of the file beside `resources` that only SkyServe reads.
+UNREAD_OF_FILE = {
+    "config": "the settings name the accounts and clouds (inv config)",
+    "inputs": "no estimate counts the egress of data",
+    "outputs": "no estimate counts the egress of data",
+    "event_callback": "no callback runs; inv serve.status shows the states of the replicas",
 }
 
 
@@ -95,9 +108,12 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
 
 
 def ignored_settings(service: Service) -> list[tuple[str, str]]:
-    """Return the machine settings of a service file that have no effect here, each with the rule that holds instead."""
-    said = service.file.resources
-    found = [(f"resources.{name}", instead) for name, instead in UNREAD.items() if getattr(said, name) is not None]
+    """Return the keys of a service file that have no effect here, each with the rule that holds instead."""
+    file = service.file
+    found = [(name, instead) for name, instead in UNREAD_OF_FILE.items() if getattr(file, name) is not None]
+    for name, instead in UNREAD.items():
+        if getattr(file.resources, name) is not None:
+            found.append((f"resources.{name}", instead))
     if service.policy.spot_placer:
         instead = "the cheapest spot machine is tried first, and a failed machine is tried last for six hours"
         found.append(("service.replica_policy.spot_placer", instead))

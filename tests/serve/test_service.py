@@ -94,12 +94,31 @@ def test_small_file_has_the_meaning_of_skyserve():
         (("ports: 8000", "ports: 8000\nenvs: {WORD: }"), "WORD must have a value"),
         (("service:", "slipway: {holds: 3}\nservice:"), "x.yaml: slipway: unknown key 'holds'"),
         (("ports: 8000", "any_of: [{cpu: 4}]"), "resources: any_of 1: unknown key 'cpu'; did you mean cpus"),
+        (
+            ("run:", "num_nodes: 2\nrun:"),
+            "num_nodes: a replica is one machine; for one run on several machines: inv la",
+        ),
+        (("run:", "num_nodes: 0\nrun:"), "num_nodes: a replica is one machine"),
+        (("run:", "workdir: {url: u, ref: r}\nrun:"), "clone the repository in `setup`: git clone URL"),
+        (("run:", "volumes: {/a: b}\nrun:"), "x.yaml: volumes: a service mounts no volumes"),
+        (("run:", "managed_secrets: [A]\nrun:"), "list the names under `secrets:`"),
+        (("ports", "accelerator_args: {a: b}\n  ports"), "resources: accelerator_args: this key is for TPUs"),
+        (("run:", "pool: {workers: 2}\nrun:"), "pools of workers are for batch jobs"),
     ],
 )
 def test_invalid_value_is_refused_with_its_place(change, says):
     with pytest.raises(UsageError) as refused:
         parse(SMALL.replace(*change))
     assert str(refused.value).startswith("x.yaml") and says in str(refused.value)
+
+
+def test_keys_of_a_task_that_a_service_does_not_need_are_read_and_exported():
+    more = {"num_nodes": 1, "config": {"a": {"b": 1}}, "inputs": {"gs://a": 1}, "outputs": {"b": 2}}
+    of_machine = {"autostop": {"idle_minutes": 5}, "priority": 3, "priority_class": "high", "local_disk": "nvme"}
+    document = {"service": {"replicas": 1}, "run": "x", "resources": of_machine, **more}
+    exported = skyserve_export.to_skyserve(service.parse("x", document))
+    assert {key: exported[key] for key in more} == more
+    assert exported["resources"] == {**of_machine, "ports": 8000}
 
 
 def test_request_bounds_of_the_file_apply_in_the_gateway():

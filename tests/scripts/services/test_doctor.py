@@ -82,7 +82,8 @@ READ = {
 }
 SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best", "network_tier": "best",
        "job_recovery": "failover", "image_id": "docker:x", "labels": {"a": "b"}, "any_of": [{"cpus": 4}],
-       "ordered": [{"cloud": "gcp"}]}  # fmt: skip
+       "ordered": [{"cloud": "gcp"}], "local_disk": "nvme", "autostop": 10, "priority": 1,
+       "priority_class": "high"}  # fmt: skip
 
 
 def test_every_key_of_resources_is_read_or_named_with_its_replacement():
@@ -90,6 +91,9 @@ def test_every_key_of_resources_is_read_or_named_with_its_replacement():
     for name, value in SKY.items():
         (found,) = placement.ignored_settings(service.parse("x", {"service": {}, "resources": {name: value}}))
         assert found[0] == f"resources.{name}" and len(found[1]) > 20
+    for name, value in (("config", {"a": {}}), ("inputs", {"a": 1}), ("outputs", {"a": 1}), ("event_callback", "x")):
+        ((key, instead),) = placement.ignored_settings(service.parse("x", {"service": {}, name: value}))
+        assert key == name and len(instead) > 20
     policy = {"min_replicas": 1, "spot_placer": "dynamic_fallback"}
     ((name, _),) = placement.ignored_settings(service.parse("x", {"service": {"replica_policy": policy}}))
     assert name == "service.replica_policy.spot_placer"
