@@ -27,7 +27,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.selection.preflight import MOST_USD, amount_of
 from infra.settings import Settings, is_rented
-from serve import engines, model_kinds
+from serve import engines, model_kinds, service_document
 from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.gateway.http import certificate
@@ -80,7 +80,7 @@ def document_of(
     else:
         path = path_of(config)
         service_file.load(path, given)  # report mistakes with the place in the file
-        document = with_full_paths(service_file.without_empty(strict_yaml.without_dates(strict_yaml.read(path))))
+        document = with_full_paths(service_document.without_empty(strict_yaml.without_dates(strict_yaml.read(path))))
     document["name"] = name
     if replicas is not None:
         if replicas < 1:

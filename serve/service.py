@@ -13,16 +13,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.file_variables import filled
 from infra.settings import is_secret
-from serve import file_refusals, request_bounds
+from serve import file_refusals, request_bounds, service_document
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
 from serve.gateway.http.certificate import Tls
@@ -45,7 +43,6 @@ INSTEAD = {
     "file_mounts_mapping": "SkyPilot writes this key; remove the key",
     "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent; add --provider skypilot",
 }
-ALIASES = {"gpus": "accelerators", "ephemeral_storage": "disk_size"}
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHORTEST_KEY = 16  # letters; a password may be shorter
@@ -257,29 +254,8 @@ def examine_file(path: Path, given: Mapping[str, str] = MappingProxyType({})) ->
         document = strict_yaml.without_dates(strict_yaml.read(path))
     except FileNotFoundError:
         raise UsageError(f"no service file {path}; copy serve/service.yaml to {path}") from None
-    service, found = examine(with_variables(document, given) if given else document, str(path))
+    service, found = examine(service_document.with_variables(document, given) if given else document, str(path))
     return service, [*found, *_values_of_secrets(service.envs)]
-
-
-def with_variables(document: Any, given: Mapping[str, str]) -> Any:
-    """Return a document with more variables in `envs`."""
-    if not isinstance(document, dict) or not isinstance(document.get("envs") or {}, dict):
-        return document
-    return {**document, "envs": {**(document.get("envs") or {}), **given}}
-
-
-def without_empty(document: Any) -> Any:
-    """Return a document without empty keys, as SkyPilot reads the file: a section with comments only says nothing.
-
-    Empty variables stay, because their values come from elsewhere.
-    """
-    if not isinstance(document, dict):
-        return document
-    found = {key: one for key, one in document.items() if one is not None}
-    for key in ("resources", "service", "slipway"):
-        if isinstance(found.get(key), dict):
-            found[key] = {name: one for name, one in found[key].items() if one is not None}
-    return found
 
 
 def parse(where: str, document: Any) -> Service:
@@ -292,11 +268,11 @@ def parse(where: str, document: Any) -> Service:
 def examine(document: Any, where: str = "FILE") -> tuple[Service, list[str]]:
     """Return the service in a parsed document without the refused parts, and all refusals. where: path of the file."""
     found: list[str] = []
-    document = without_empty(document)
+    document = service_document.without_empty(document)
     if not isinstance(document, dict):
         found.append(f"the file: expected a mapping, got {type(document).__name__}")
         document = {"service": {}}
-    document = _filled(_without_aliases(document, found), found)
+    document = service_document.with_values(service_document.without_aliases(document, found), found)
     found += map(_explained, strict_records.unknown_keys(ServiceFile, document, spared=POOLS))
     section = document.get("service")
     if not isinstance(section, dict):
@@ -326,56 +302,6 @@ def examine(document: Any, where: str = "FILE") -> tuple[Service, list[str]]:
         envs=_envs(file.envs, found),
     )
     return service, found
-
-
-def _filled(document: dict[Any, Any], found: list[str]) -> dict[Any, Any]:
-    """Return the document with `$NAME` of `envs` replaced in `service`, `workdir` and `file_mounts`, as in SkyServe.
-
-    A secret stays in `service`: the journal stores the document, and `own_run.probe` replaces the secret later. An
-    unknown variable is a refusal, and stays as written.
-    """
-    if not isinstance(document.get("envs") or {}, dict):
-        return document
-    envs = {str(name): str(value) for name, value in (document.get("envs") or {}).items() if value is not None}
-
-    empty = [str(name) for name, value in (document.get("envs") or {}).items() if value is None]
-    secrets = document.get("secrets") or ()
-    hidden = [str(name) for name in secrets] if isinstance(secrets, (dict, list)) else []
-    hidden += [name for name in empty if is_secret(name)]
-
-    def unknown(section: str, name: str) -> None:
-        if name in hidden:
-            found.append(f"{section}: ${name} is a secret, and the plan shows {section}; write the value")
-            return
-        advice = (
-            f"{name}: under secrets, and set the variable in .env" if is_secret(name) else f"{name}: VALUE under envs"
-        )
-        found.append(f"{section}: ${name} is not a variable of envs; write the value, or {advice}")
-
-    own = {key: document[key] for key in ("service", "workdir", "file_mounts") if key in document}
-    known = {**dict.fromkeys(one for one in empty if one not in hidden), **envs}
-    for key, one in own.items():
-        values = {**dict.fromkeys(hidden), **known} if key == "service" else known
-        own[key] = filled(one, values, partial(unknown, key))
-    return {**document, **own}
-
-
-def _without_aliases(document: dict[Any, Any], found: list[str]) -> dict[Any, Any]:
-    """Return the document with the usual keys of `resources` in place of aliases. Both keys together are a refusal."""
-    said = document.get("resources")
-    if not isinstance(said, dict):
-        return document
-
-    def plain(one: Any) -> Any:
-        if not isinstance(one, dict):
-            return one
-        for alias, key in ALIASES.items():
-            if one.get(alias) is not None and one.get(key) is not None:
-                found.append(f"resources: {alias} and {key} exclude each other; keep {key}")
-        return {ALIASES.get(key, key): value for key, value in one.items()}
-
-    several = {key: list(map(plain, said[key])) for key in ("any_of", "ordered") if isinstance(said.get(key), list)}
-    return {**document, "resources": {**plain(said), **several}}
 
 
 def model_of(service: Service) -> str:

@@ -25,7 +25,7 @@ from infra.runs.timing import Say
 from infra.selection import choose, missing_programs, preflight, registry
 from infra.settings import Settings, is_secret
 from infra.units import count, duration
-from serve import file_checks, own_run, revision
+from serve import file_checks, own_run, revision, service_document
 from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.engine.memory_fit import VLLM_CPU
@@ -220,7 +220,7 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
             f"--env {hidden[0]}: the journal stores the variables of a service, and must not hold a secret. If the "
             "variable is a setting (inv config), put the variable into .env"
         )
-    return dict(service_file.with_variables(document, given)) if given else document
+    return dict(service_document.with_variables(document, given)) if given else document
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, first: Sequence[str] = ()) -> str:
