@@ -117,7 +117,16 @@ def with_machine(document: dict[str, Any], wanted: MachineSpec) -> dict[str, Any
         typed["accelerators"] = [f"{kind}:{wanted.num_gpus or number}" for kind, number in kinds]
     elif wanted.num_gpus:
         raise UsageError(f"--num-gpus {wanted.num_gpus} needs the kind of the GPUs of a replica: --gpu H100")
-    return {**document, "resources": {**(document.get("resources") or {}), **typed}} if typed else document
+    if not typed:
+        return document
+    gone = {alias for alias, key in service_document.ALIASES.items() if key in typed}
+    said = {key: value for key, value in (document.get("resources") or {}).items() if key not in gone}
+    if "accelerators" in typed:  # The kinds of an alternative would take precedence.
+        for key in ("any_of", "ordered"):
+            if several := said.get(key):
+                kinds = {"accelerators", "gpus"}
+                said[key] = [{name: value for name, value in one.items() if name not in kinds} for one in several]
+    return {**document, "resources": {**said, **typed}}
 
 
 def places(version: Version, settings: Settings) -> str:

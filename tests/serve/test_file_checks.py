@@ -1,5 +1,6 @@
 """All refusals of the file of a service at once, each with its line; a start refuses what the linter refuses."""
 
+import json
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from serve import file_checks, file_refusals, service
+from serve.replicas import placement
 
 WRONG = """\
 service:
@@ -76,6 +78,23 @@ def test_one_refusal_is_one_line(tmp_path):
         plan(path, tmp_path)
     assert str(refused.value).startswith(f"{path}: line 3: resources.memory is 'lots'; expected a number")
     assert plan(path, tmp_path, memory="64").version.service.file.resources.memory == "64"  # The flag replaces the key.
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"gpus": "L4"},
+        {"accelerators": {"L4": 1}, "ephemeral_storage": "1Ti"},
+        {"any_of": [{"accelerators": "L4:2", "use_spot": True}, {"gpus": "A10G"}]},
+        {"ordered": [{"accelerators": "no such kind"}]},
+    ],
+)
+def test_flags_of_the_machine_replace_the_keys_of_the_file_also_in_alternatives(tmp_path, resources):
+    path = tmp_path / "talk.yaml"
+    path.write_text(json.dumps({"service": {"replicas": 1}, "run": "serve", "resources": resources}))
+    made = plan(path, tmp_path, gpu="H100", num_gpus=2, disk_size="100").version.service
+    request = placement.request_of(made, "talk-0")
+    assert (request.gpu, request.num_gpus, request.disk_bytes) == ("H100", 2, 100 * placement.GB)
 
 
 @pytest.mark.parametrize(
