@@ -186,9 +186,10 @@ def check_file(service: Service, tell: Say, is_own_run: bool = False) -> None:
         certificate.server_context(service.tls)
         certificate.client_context(service.tls.certfile)
     if not is_own_run and (unused := only_for_skyserve(service, service_file.load(CONFIG))):
+        own = "; to start the `run` of the file instead: --engine run" if service.file.run else ""
         tell(
-            f"{', '.join(unused)}: only for sky serve up, and for --engine run. Slipway runs engines by --engine and "
-            "slipway.engine, and sends requests to the least loaded replica"
+            f"{', '.join(unused)}: only for sky serve up; in Slipway, an engine by --engine and slipway.engine serves "
+            f"the model{own}"
         )
     if refused := next(placement.unread_refusals(service, is_own_run), ""):
         raise UsageError(refused)
@@ -269,13 +270,12 @@ def own_version(document: Mapping[str, Any], provider: str, store: str, name: st
 
 
 def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
-    """Return the settings of a file that only SkyServe reads."""
+    """Return the settings of a file that no engine of a model reads."""
     file = service.file
     found = [
         one for one in ("workdir", "setup", "run") if getattr(file, one) not in ("", None, getattr(shipped.file, one))
     ]
-    found += ["file_mounts"] if set(file.file_mounts) - {service_file.MODEL_MOUNT} else []
-    return found + (["load_balancing_policy"] if file.service.load_balancing_policy not in (None, "least_load") else [])
+    return found + (["file_mounts"] if set(file.file_mounts) - {service_file.MODEL_MOUNT} else [])
 
 
 def is_scripted(source: str) -> bool:

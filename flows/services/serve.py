@@ -160,6 +160,7 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
 def version_of_model(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say) -> Version:
     """Return the version of a service that serves a model. Raises UsageError."""
     name, before = draft.name, draft.before
+    revision.check_file(draft.service, tell)
     if taken := [one for one in draft.service.secrets if one in service_state.NOT_THEIRS]:
         raise UsageError(
             f"envs: {taken[0]}: Slipway sets the variable for the engine of a model; remove the variable, also from "
@@ -168,7 +169,6 @@ def version_of_model(draft: Draft, spec: ServeSpec, settings: Settings, tell: Sa
     own_run.secrets(draft.service, settings)  # Raises before any machine is rented.
     document = revision.with_probed_name(draft.document, draft.service, name, tell)
     service = service_file.parse(f"service {name}", document)
-    revision.check_file(service, tell)
     said = revision.requested_model(service, spec.config, spec.model, spec.tag, before)
     source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())
     version = revision.first_version(document, source, draft.provider, spec.engine, settings.store, before, name)

@@ -114,6 +114,8 @@ def ignored_settings(service: Service) -> list[tuple[str, str]]:
     for name, instead in UNREAD.items():
         if getattr(file.resources, name) is not None:
             found.append((f"resources.{name}", instead))
+    if file.service.load_balancing_policy not in (None, "least_load"):
+        found.append(("service.load_balancing_policy", "the gateway sends each request to the least loaded replica"))
     if service.policy.spot_placer:
         instead = "the cheapest spot machine is tried first, and a failed machine is tried last for six hours"
         found.append(("service.replica_policy.spot_placer", instead))

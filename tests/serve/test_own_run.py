@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from flows.services import serve
+from flows.specs.service import ServeSpec
 from infra.errors import UsageError
+from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.settings import Settings
 from infra.transport.scan.inspector import EMPTY_SUBMODULE
@@ -214,6 +217,24 @@ def test_key_without_which_a_replica_gets_an_unfit_machine_is_refused(resources,
     said = made(resources={"ports": 8123, **resources})
     with pytest.raises(UsageError, match=pattern):
         revision.check_file(said, print, is_own_run=True)
+
+
+def test_file_with_a_variable_model_begins_with_the_way_to_its_own_run(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "fake.json").write_text('{"words": [" one"]}')
+    (tmp_path / "talk.yaml").write_text(
+        f"envs: {{MODEL: {tmp_path}/model}}\nservice: {{readiness_probe: {{path: /v1/chat/completions, post_data: "
+        "{model: tiny, messages: [], max_tokens: 1}}, replicas: 1}\nresources:\n  any_of: [{use_spot: true}, "
+        "{use_spot: false}]\nrun: vllm serve $MODEL --max-model-len 9\n"
+    )
+    settings, told = Settings.load(tmp_path, environ={"HOME": str(tmp_path)}), []
+    with Journal.open(tmp_path / "journal") as journal:
+        spec = ServeSpec(config=str(tmp_path / "talk.yaml"), provider="local")
+        version = serve.plan(spec, journal, settings, told.append).version
+        assert version.engine == "fake" and told[0].startswith("run: only for sky serve up")
+        assert told[0].endswith("to start the `run` of the file instead: --engine run")
+        assert [one for one in told if one.startswith("resources.any_of") and "`use_spot` of `resources`" in one]
+        assert serve.plan(replace(spec, engine="run"), journal, settings, told.append).version.engine == "run"
 
 
 def test_file_that_no_replica_can_run_is_refused(tmp_path):

@@ -111,8 +111,12 @@ def test_keys_for_skyserve_only_are_named():
         "run": "x",
         "file_mounts": {"/model": "s3://a/b", "/more": "s3://a/c"},
     }
-    words = ["setup", "run", "file_mounts", "load_balancing_policy"]
-    assert revision.only_for_skyserve(service.parse("x", findings_text), shipped) == words
+    said = service.parse("x", findings_text)
+    assert revision.only_for_skyserve(said, shipped) == ["setup", "run", "file_mounts"]
+    for is_own_run in (False, True):
+        told = []
+        revision.check_file(said, told.append, is_own_run)
+        assert ("--engine run" in told[0]) is not is_own_run and "least loaded replica" in told[-1]
     assert revision.only_for_skyserve(shipped, shipped) == []
 
 
