@@ -258,7 +258,9 @@ def _without_aliases(said: Resources, at: strict_yaml.Place, refuse: Callable[..
 
 def _nothing_to_run(said: TaskFile, resources: Resources) -> str:
     """Return the refusal of a task without a command; for a file of resources alone, with the command that rents."""
-    if said.resources is None or said.service is not None:
+    if said.service is not None:
+        return "the file describes a service without a command; start the service with: inv serve.up FILE"
+    if said.resources is None:
         return "the task has neither `run` nor `setup`, so nothing would run; add the line `run: COMMAND`"
     from packs.jobs.control import machine_words
 
@@ -292,6 +294,8 @@ def _check_keys(document: YamlDocument, body: Any, kind: type, at: strict_yaml.P
                 hint = key_hint(str(key))
             if not at and key in schema.OLDER:
                 hint = schema.OLDER[key]
+            if at == ("slipway",) and "service" in document.value:
+                hint = "this is a key of a service; start the service with: inv serve.up FILE"
             if not at and flag in FLAGS:
                 hint = f"in a job file write {FLAGS[flag]}; or add the flag --{flag}"
             line = document.line(*place) if isinstance(key, str) else document.line(*at)

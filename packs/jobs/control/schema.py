@@ -111,7 +111,6 @@ VOLUME = (
     "`setup` and `run`"
 )
 REFUSED = {
-    "service": "this file describes a service; start the service with: inv serve.up FILE",
     "pool": "only SkyPilot has pools of workers; remove the key: FILE runs the commands of one worker as a job; for "
     "many runs, write a sweep (docs/guides/sweeps.md)",
     "managed_secrets": "Slipway has no server for secrets; remove the key, list the names under `secrets:` and set the "
@@ -140,6 +139,8 @@ IN_ENGINE_JOBS = {
 }
 """Keys without effect in a job of an engine, as with `sky launch`."""
 NO_EFFECT = {
+    "service": "a launch runs the commands of a replica as a job, without an address, until a limit ends the job; "
+    "reach a port with: inv forward RUN PORT; to serve behind one address: inv serve.up FILE",
     "inputs": "Slipway's providers do not count egress",
     "outputs": "Slipway's providers do not count egress",
     "config": "this key configures SkyPilot's own clouds",

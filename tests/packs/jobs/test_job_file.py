@@ -87,8 +87,11 @@ BAD = {
     "run: x\nfile_mounts:\n  /data:\n    name:\n    mode: COPY": "line 4: /data: name is empty: write the name of your",
     "run: x\nfile_mounts:\n  /data: {name: a, mode: MONT}": "line 3: mode is 'MONT'; did you mean MOUNT?",
     "run: x\nfile_mounts: {../up: /etc}": "line 2: file_mounts: '../up' cannot be the path",
-    "run: x\nservice: {replicas: 2}": "line 2: service: this file describes a service; start the service with: "
-    "inv serve.up",
+    "run: x\npool: {workers: 2}": "line 2: pool: only SkyPilot has pools of workers",
+    "service: {replicas: 2}\nresources: {cpus: 2}": "line 1: the file describes a service without a command; start the "
+    "service with: inv serve.up",
+    "service: {replicas: 2}\nrun: x\nslipway: {model: a}": "line 3: unknown key 'slipway.model'; this is a key of a "
+    "service; start the service with: inv serve.up",
     "run: x\nresources: {max_hourly_cost: .nan}": "line 2: max_hourly_cost is nan",
     "run: x\nresources:\n  job_recovery: {recover_on_exit_codes: 300}": "line 3: recover_on_exit_codes: "
     "300 is not an exit",

@@ -7,9 +7,12 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Request
 from infra.selection import registry
+from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
+from packs.jobs.control import machines, resolve
 from packs.jobs.control.job_file import load
 from packs.jobs.control.lint import lint
+from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.work import JobWork
 from serve import file_checks
 from tests.packs.jobs.test_job_file import BAD
@@ -160,6 +163,32 @@ def test_refusals_of_a_service_come_at_once_with_their_lines(tmp_path, text):
     assert found.keys() == OF_SERVICES[text].keys(), found
     assert all(OF_SERVICES[text][line] in said for line, said in found.items()), found
     assert sorted(found.values()) == sorted(file_checks.refusals_of(path))
+
+
+NODES = """\
+service:
+  readiness_probe: /health
+  replicas: 1
+resources: {accelerators: "H100:8", ports: 8000}
+num_nodes: 2
+setup: pip install vllm
+run: vllm serve some/model --port 8000
+"""
+
+
+@pytest.mark.parametrize("provider", ["", "runpod", "lium", "local"])
+def test_way_in_the_refusal_of_a_service_on_several_machines_is_open(tmp_path, provider):
+    path = tmp_path / "serve.yaml"
+    path.write_text(NODES)
+    (found,) = [one for one in lint(path, provider) if one.is_refused]
+    assert found.line == 5 and f"for one run on several machines: inv launch {path};" in found.text
+    refused = Refusals(str(path))
+    file = resolve.load(str(path), "", "", "", refused)
+    resolve.check(file, refused, provider, provider != "local", provider == "local", is_rehearsed=False)
+    assert refused.found == []
+    asked = machines.wishes(file.tasks[0], MachineSpec(), provider, provider != "local", str(path))
+    (note,) = [one for one in asked.notes if one.startswith("service has no effect: ")]
+    assert "inv forward RUN PORT" in note and "inv serve.up" in note and file.tasks[0].num_nodes == 2
 
 
 def test_value_of_a_secret_is_not_in_a_finding(tmp_path):
