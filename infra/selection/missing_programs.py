@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.selection.pod_images import boots_images
+from infra.providers.container_images import boots
 from infra.settings import LOCAL, VENDORS
 from store import packs
 
@@ -59,7 +59,7 @@ def _lacks_conda(provider: str) -> bool:
 
 
 def _lacks_docker(provider: str) -> bool:
-    return not shutil.which("docker") if provider == LOCAL else boots_images(provider)  # A pod is a container.
+    return not shutil.which("docker") if provider == LOCAL else boots(provider)  # A pod is a container.
 
 
 def _lacks_keys(provider: str) -> bool:

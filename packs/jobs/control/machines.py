@@ -12,11 +12,12 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.market import accelerators
+from infra.providers import container_images
 from infra.providers.by_name import known_providers
 from infra.selection.machine_spec import NO_GPU, MachineSpec
 from infra.settings import LOCAL
 from infra.units import amount
-from packs.jobs.control import images, mounts
+from packs.jobs.control import mounts
 from packs.jobs.control.job_file import JobTask, near
 from packs.jobs.control.refusals import Refusals
 from packs.jobs.control.schema import (
@@ -93,7 +94,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             notes.append(f"zone {zone} has no effect: no vendor here has zones")
         for gpu, num_gpus in _accelerators(one, where, task):
             asked = _flags(one, gpu, num_gpus, region, where, task)
-            if provider in images.CONTAINERS:
+            if provider in container_images.CONTAINERS:
                 asked["image"] = ""  # The steps run in a container on the machine.
             machine = replace(typed, **{name: value for name, value in asked.items() if not getattr(typed, name)})
             if typed.gpu:
@@ -232,7 +233,7 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
                 "known: best, standard"
             )
         found["network"] = "best" if said.network_tier.lower() == "best" else ""
-    found["image"] = images.image_of(said)
+    found["image"] = container_images.name_of(said.image_id)
     return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
 
 
@@ -246,7 +247,7 @@ def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
 
     found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
     found += mounts.without_effect(task, {one.path for one in task.mounts})
-    if foreign := [one.image_id for one in several if one.image_id and not images.image_of(one)]:
+    if foreign := [one.image_id for one in several if one.image_id and not container_images.name_of(one.image_id)]:
         found.append(
             f"image_id has no effect: {foreign[0]} is an image of a cloud's own machines, and not of a registry "
             "(docker:NAME)"

@@ -26,6 +26,7 @@ from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider
+from infra.providers.container_images import LOGIN
 from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
@@ -108,7 +109,7 @@ def _refuse_shared_secrets(file: JobFile, refused: Refusals) -> None:
     for task in file.tasks:
         for section, names in (("envs", task.envs), ("secrets", task.secrets)):
             for name, value in names.items():
-                is_hidden = section == "secrets" or is_secret(name) or name in images.LOGIN
+                is_hidden = section == "secrets" or is_secret(name) or name in LOGIN
                 if is_hidden and value is not None and known.setdefault(name, value) != value:
                     refused.add(task.document.line(section, name), SHARED_SECRET.format(section, name))
 
@@ -251,7 +252,7 @@ def values_of(
     written = read_dotenv(ROOT / ".env")
     envs: list[Mapping[str, str]] = []
     secrets: dict[str, str] = {}
-    hidden = {*secret, *images.LOGIN}
+    hidden = {*secret, *LOGIN}
     refused = Refusals(file.where)
     for task in file.tasks:
         plain: dict[str, str] = {}

@@ -12,7 +12,7 @@ from flows.planning import estimates, training_plan
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
-from infra.providers import Provider
+from infra.providers import Provider, container_images
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
 from infra.selection import missing_programs, registry
@@ -145,7 +145,7 @@ class JobWork:
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
             image = "" if engine_of(vendor) else images.first_image(task)
             if image:
-                found.append(images.in_plan(image, vendor.name, bool(settings.rehearsal)))
+                found.append(container_images.in_plan(image, vendor.name, bool(settings.rehearsal)))
             scripts = {"setup": task.setup, "run": task.run}
             lacking = missing_programs.find(scripts, providers, task.num_nodes, bool(image))
             found += [one.text for one in lacking]
