@@ -41,17 +41,20 @@ def is_one_machine(candidates: Sequence[str], settings: Settings) -> bool:
     return tuple(candidates) == ("local",) or bool(settings.rehearsal)
 
 
-def check(service: Service, is_here: bool, settings: Settings, is_own_machine: bool) -> None:
+def check(
+    service: Service, is_here: bool, settings: Settings, is_own_machine: bool, is_contained: bool = False
+) -> None:
     """Raise UsageError for a file whose `run` cannot be the engine of its replicas.
 
-    `is_own_machine`: a replica may run on a machine of the user, and not on a rented machine.
+    `is_own_machine`: a replica may run on a machine of the user, and not on a rented machine. `is_contained`: the
+    replica has a container with a root of its own.
     """
     file = service.file
     if not file.run.strip():
         raise UsageError(f"--engine {OWN_RUN}: the file has no `run`; add the line `run: COMMAND`")
     planned(service)  # Raises before any machine is rented.
     for path, _, _ in mounts(service):
-        if is_own_machine and path.startswith("/"):
+        if is_own_machine and not is_contained and path.startswith("/"):
             raise UsageError(
                 f"file_mounts: {path}: on a machine of your own Slipway writes only to the folder of the replica; "
                 f"write ~{path}"
@@ -223,23 +226,27 @@ def release_of(service: Service) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16] if said else ""
 
 
-def steps(service: Service, name: str, is_own_machine: bool) -> tuple[Step, ...]:
-    """Return the steps of a replica: `setup` once, then `run` for ever. `name`: name of the last step."""
+def steps(service: Service, name: str, is_own_machine: bool, image: str = "") -> tuple[Step, ...]:
+    """Return the steps of a replica: `setup` once, then `run` for ever.
+
+    `name`: name of the last step. `image`: image of the container of the steps; "" for none.
+    """
     file = service.file
     return tuple(
-        Step(one, TEXT_WORDS, "", _script(text, service, is_own_machine), max_restarts=0)
+        Step(one, TEXT_WORDS, "", _script(text, service, is_own_machine, image), max_restarts=0)
         for one, text in ((SETUP, file.setup), (name, file.run))
         if text.strip()
     )
 
 
-def _script(text: str, service: Service, is_own_machine: bool) -> dict[str, Any]:
+def _script(text: str, service: Service, is_own_machine: bool, image: str) -> dict[str, Any]:
     made = Script(
         text=text,
         name=service.file.name or "",
         workdir=WORKDIR if service.file.workdir else "",
         envs=dict(service.envs),
         mounts=[[name, _file_of(source), path] for path, source, name in mounts(service)],
-        own_home=is_own_machine,
+        own_home=is_own_machine or bool(image),
+        image=image,
     )
     return dict(json.loads(json.dumps(asdict(made))))

@@ -191,9 +191,9 @@ def check_file(service: Service, tell: Say, is_own_run: bool = False) -> None:
             f"{', '.join(unused)}: only for sky serve up; in Slipway, an engine by --engine and slipway.engine serves "
             f"the model{own}"
         )
-    if refused := next(placement.unread_refusals(service, is_own_run), ""):
+    if refused := next(placement.unread_refusals(service), ""):
         raise UsageError(refused)
-    for name, instead in placement.ignored_settings(service):
+    for name, instead in placement.ignored_settings(service, is_own_run):
         tell(f"{name}: only for sky serve up; in Slipway, {instead}")
 
 

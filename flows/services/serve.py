@@ -23,9 +23,9 @@ from infra.names import check_name
 from infra.records import Offer, PlannedMount
 from infra.runs.timing import Say
 from infra.selection import choose, missing_programs, preflight, registry
-from infra.settings import Settings, is_secret
+from infra.settings import MARKET, Settings, is_secret
 from infra.units import count, duration
-from serve import file_checks, own_run, revision, service_document
+from serve import file_checks, own_image, own_run, revision, service_document
 from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.engine.memory_fit import VLLM_CPU
@@ -63,7 +63,8 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     given = job_environment.plain(settings)
     if spec.config:
         typed = revision.with_machine({}, spec.machine).get("resources", ())
-        file_checks.check(revision.path_of(spec.config), given, spec.engine, spec.model or spec.tag, typed)
+        named = () if spec.provider in ("", MARKET, revision.ANY) or settings.rehearsal else (spec.provider,)
+        file_checks.check(revision.path_of(spec.config), given, spec.engine, spec.model or spec.tag, typed, named)
     name = check_name(spec.name) if spec.name else revision.service_name(spec.config, given)
     row = service_rows.find(journal, name)
     old = service_state.parse_desired(row.wanted) if row else None
@@ -142,7 +143,10 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     revision.check_file(draft.service, tell, is_own_run=True)
     for note in own_run.without_effect(draft.service):
         tell(note)
-    candidates = placement.candidates(draft.provider, settings)
+    image = own_image.use(draft.service, placement.candidates(draft.provider, settings), bool(settings.rehearsal))
+    for note in own_image.notes(image, bool(settings.rehearsal)):
+        tell(note)
+    candidates = image.candidates
     is_here = own_run.is_one_machine(candidates, settings)
     if is_here and spec.replicas is None:
         document = own_run.with_one_replica(document, draft.service, tell)
@@ -153,7 +157,7 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     if is_here and draft.before and draft.before.engine == OWN_RUN:
         tell(f"an update ends the old replica first, because both would listen on port {draft.service.port}")
     is_own_machine = not all(registry.provider(settings, one).is_rented for one in candidates)
-    own_run.check(version.service, is_here, settings, is_own_machine)
+    own_run.check(version.service, is_here, settings, is_own_machine, bool(image.contained))
     return dataclasses.replace(version, weights=own_run.release_of(version.service))
 
 
@@ -246,8 +250,11 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
 def replica_offers(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
     """Return the offers of machines for the replicas, in the order to try. Raises NoOffer, OutOfMoney."""
     service = found.version.service
-    request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes)
-    asked = placement.candidates(found.version.provider, settings)
+    asked, booted = placement.candidates(found.version.provider, settings), ""
+    if found.version.engine == OWN_RUN:
+        image = own_image.use(service, asked, bool(settings.rehearsal))
+        asked, booted = image.candidates, image.booted
+    request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes, booted)
     return placement.find(asked, request, bool(service.file.resources.use_spot), settings, tell)
 
 

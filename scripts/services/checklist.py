@@ -12,7 +12,7 @@ from flows.services.serve import folder_of
 from infra.errors import SlipwayError
 from infra.settings import VENDORS, Settings
 from scripts.cli import render
-from serve import revision
+from serve import own_run, revision
 from serve import service as service_file
 from serve.engine import models
 from serve.processes.controller_process import ServicePaths
@@ -28,9 +28,9 @@ def serving(config: str, settings: Settings) -> list[DoctorLine]:
     name = service.file.name or "slipway"
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
-    unread = [
-        DoctorLine(key, "off", f"has no effect: {instead}") for key, instead in placement.ignored_settings(service)
-    ]
+    is_own = own_run.is_wanted(service, "", "", service_file.model_of(service))
+    ignored = placement.ignored_settings(service, is_own)
+    unread = [DoctorLine(key, "off", f"has no effect: {instead}") for key, instead in ignored]
     return [
         *nodes,
         *_clouds(settings),

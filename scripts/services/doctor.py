@@ -12,6 +12,7 @@ from scripts.cli.flags import Output
 from scripts.cli.render import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, restart_controller
+from serve.engines import OWN_RUN
 from serve.policy import service_state
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, WantedService
@@ -55,7 +56,7 @@ def advice(
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [
         (f"{key} in the service file has no effect", instead)
-        for key, instead in placement.ignored_settings(newest.service)
+        for key, instead in placement.ignored_settings(newest.service, newest.engine == OWN_RUN)
     ]
     policy, probe = newest.service.policy, newest.service.probe
     if not was_kept and not seen.problem:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import accelerators, gpus
 from infra.market.filters import explain
-from infra.providers import market, offers
+from infra.providers import container_images, market, offers
 from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
 from infra.selection import choose, registry
@@ -107,12 +107,13 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
     return choose.payable(ordered, 1, settings, tell_of_run)
 
 
-def ignored_settings(service: Service) -> list[tuple[str, str]]:
+def ignored_settings(service: Service, is_own_run: bool = False) -> list[tuple[str, str]]:
     """Return the keys of a service file that have no effect here, each with the rule that holds instead."""
     file = service.file
+    is_image_used = is_own_run and bool(container_images.name_of(file.resources.image_id))
     found = [(name, instead) for name, instead in UNREAD_OF_FILE.items() if getattr(file, name) is not None]
     for name, instead in UNREAD.items():
-        if getattr(file.resources, name) is not None:
+        if getattr(file.resources, name) is not None and not (name == "image_id" and is_image_used):
             found.append((f"resources.{name}", instead))
     if file.service.load_balancing_policy not in (None, "least_load"):
         found.append(("service.load_balancing_policy", "the gateway sends each request to the least loaded replica"))
@@ -122,7 +123,7 @@ def ignored_settings(service: Service) -> list[tuple[str, str]]:
     return found
 
 
-def unread_refusals(service: Service, is_own_run: bool) -> Iterator[str]:
+def unread_refusals(service: Service) -> Iterator[str]:
     """Yield a refusal for each key of `resources` without which a replica would get an unfit machine."""
     said = service.file.resources
     for key in ("any_of", "ordered"):
@@ -133,12 +134,6 @@ def unread_refusals(service: Service, is_own_run: bool) -> Iterator[str]:
                         f"resources.{key} {number}: {name}: all replicas have the same limits; move {name} from {key} "
                         "to resources, or add --provider skypilot"
                     )
-    image = str(said.image_id)
-    if is_own_run and image.startswith("docker:"):
-        yield (
-            f"resources.image_id: `run` of a service has no container, and would miss the packages of {image}; install "
-            "the packages in `setup` and remove image_id, or add --provider skypilot"
-        )
 
 
 def refusals(service: Service, typed: Collection[str] = ()) -> list[str]:
@@ -158,10 +153,11 @@ def kind_of(offer: Offer) -> str:
     return "own" if not offer.micro_usd_per_hour or offer.place else "spot" if offer.spot else "on-demand"
 
 
-def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
+def request_of(service: Service, run: str, gpu_bytes: int = 0, image: str = "") -> Request:
     """Return the request for the machine of a replica.
 
-    `gpu_bytes`: minimum memory of each GPU. Raises UsageError for unusable values in `resources`.
+    `gpu_bytes`: minimum memory of each GPU. `image`: image to boot; "" for the image of the vendor. Raises UsageError
+    for unusable values in `resources`.
     """
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
@@ -176,6 +172,7 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
         work_disk_bytes=_disk_of(gpu_bytes * max([1, *(count for _, count in gpus.read_set(gpu, num_gpus))])),
         region=wanted.region or "",
         instance_type=wanted.instance_type or "",
+        image=image,
         max_micro_usd_per_hour=_price_limit(wanted.max_hourly_cost),
     )
 

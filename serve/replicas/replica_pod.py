@@ -37,7 +37,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import expected_gpus
 from infra.settings import Settings
 from infra.transport.protocol import Transport
-from serve import engines, own_run
+from serve import engines, own_image, own_run
 from serve.gateway.keys import engine_key
 from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
@@ -94,13 +94,15 @@ class ReplicaLauncher:
         """Launch a replica and return the row of the pod, with the engine loading."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service with this name
         wanted = version.service
-        request = placement.request_of(wanted, member.run, version.gpu_bytes)
-        candidates = placement.candidates(version.provider, self.settings)
+        is_own = version.engine == engines.OWN_RUN
+        candidates, is_rehearsed = placement.candidates(version.provider, self.settings), bool(self.settings.rehearsal)
+        image = own_image.use(wanted, candidates, is_rehearsed) if is_own else own_image.ImageUse(candidates=candidates)
+        candidates = image.candidates
+        request = placement.request_of(wanted, member.run, version.gpu_bytes, image.booted)
         offers = placement.find(candidates, request, member.spot, self.settings, self.say)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
-        is_own = version.engine == engines.OWN_RUN
-        is_near = is_here or bool(self.settings.rehearsal)  # pods of a rehearsal are processes of this machine
+        is_near = is_here or is_rehearsed  # pods of a rehearsal are processes of this machine
         is_sent = not (is_here or is_own) and "://" not in version.model
         tuning, name = wanted.slipway.engine, version.engine
         gpus = request.num_gpus
@@ -116,7 +118,12 @@ class ReplicaLauncher:
             bounds=wanted.slipway.limits,
         )
         steps: tuple[Step, ...] = (
-            own_run.steps(wanted, STEP, is_near or not any(self.vendor(one.provider).is_rented for one in offers))
+            own_run.steps(
+                wanted,
+                STEP,
+                is_near or not any(self.vendor(one.provider).is_rented for one in offers),
+                "" if is_rehearsed else image.contained,
+            )
             if is_own
             else (
                 Step(

@@ -2,10 +2,14 @@
 
 import http.client
 import json
+import os
 import urllib.parse
 
 import pytest
 
+from flows.pods import held_pods
+from infra.ledger.journal import Journal
+from infra.rehearsal import attach
 from tests.world import World
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly]
@@ -40,6 +44,18 @@ file_mounts: {{~/words/a.txt: {folder}/../a.txt}}
 resources: {{ports: {port}}}
 setup: sleep 1; echo "$WORD setup $(cat ~/words/a.txt)" > made
 run: exec python3 program.py {port}
+"""
+
+# Podman with a single container, whose processes are processes of this machine.
+PODMAN = """#!/bin/sh
+echo "$@" >> {folder}/words
+case "$1 $2" in
+  "container inspect") test -e {folder}/first ;;
+  "image inspect") exit 1 ;;
+  "create "*) for last; do :; done; echo "$last" > {folder}/first ;;
+  "start "*) echo $$ > {folder}/pid; exec bash "$(cat {folder}/first)" ;;
+  "kill "*) kill -"$3" "$(cat {folder}/pid)" ;;
+esac
 """
 
 
@@ -113,3 +129,41 @@ def test_file_that_cannot_run_here_is_refused_before_anything_starts(world, tmp_
         file.write_text(changed)
         done = world.run("serve.up", str(file), "--provider", "local", "--yes")
         assert done.returncode == 2 and why in " ".join(done.stderr.split()), done.stderr
+
+
+def with_image(file):
+    file.write_text(file.read_text().replace("resources: {ports", "resources: {image_id: 'docker:lab/pages:1', ports"))
+    return str(file)
+
+
+def test_program_of_an_image_is_served_from_a_container(world, tmp_path):
+    (folder := tmp_path / "bin").mkdir()
+    (folder / "podman").write_text(PODMAN.format(folder=folder))
+    (folder / "podman").chmod(0o755)
+    world.extra["PATH"] = f"{folder}:{os.environ['PATH']}"
+    done = world.run("serve.up", with_image(tmp_path / "pages.yaml"), "--provider", "local", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "Podman on the machine runs `setup` and `run` in a container of lab/pages:1" in " ".join(done.stderr.split())
+    address = urllib.parse.urlsplit(world.json("serve.status", "pages")["endpoint"]).netloc
+    line = http.client.HTTPConnection(address, timeout=30)
+    line.request("GET", "/")
+    assert json.loads(line.getresponse().read())["made"] == "hello setup one"
+    words = (folder / "words").read_text()
+    assert "pull lab/pages:1" in words and "--network=host" in words and "shh-1" not in words
+    world.inv("serve.down", "pages")
+    assert (folder / "words").read_text().count("create ") == 1
+
+
+def test_rehearsed_vendor_boots_the_image_of_a_program(world, tmp_path):
+    world.extra.update({"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""})
+    try:
+        words = ("--provider", "runpod", "--rehearse", "--yes")
+        done = world.run("serve.up", with_image(tmp_path / "pages.yaml"), *words)
+        assert done.returncode == 0, done.stderr
+        assert "a rented pod boots lab/pages:1" in " ".join(done.stderr.split())
+        market = attach.find(attach.worlds_folder(tmp_path / "world" / "state" / "journal.db"))
+        with Journal.open(market.folder / "journal.sqlite") as journal:
+            assert [held_pods.request_of(one).image for one in journal.ops()] == ["lab/pages:1"]
+    finally:
+        world.inv("serve.down", "--all", "--rehearse")
+        world.inv("rehearse", "--stop")

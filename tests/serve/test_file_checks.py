@@ -25,7 +25,7 @@ resources:
   accelerators: A100
   ports: 70000
   memory: lots
-  image_id: docker:a
+  any_of: [{accelerators: L4, cpus: 8}]
 secrets: {A: b}
 envs:
   B-C: 1
@@ -42,7 +42,7 @@ LINES = {
     7: "exclude each other; keep accelerators",
     9: "70000 is not a port",
     10: "expected a number above 0",
-    11: "remove image_id",
+    11: "move cpus from any_of to resources",
     12: "secrets: A: write no value",
     14: "'B-C' is not the name of a variable",
     15: "no-such-folder does not exist",

@@ -210,7 +210,6 @@ def test_accelerators_of_alternatives_are_requested(resources, gpu, num_gpus):
     [
         ({"any_of": [{"accelerators": "L4", "memory": 64}]}, "move memory from any_of to resources"),
         ({"ordered": [{"instance_type": "a"}]}, "move instance_type from ordered to resources"),
-        ({"image_id": "docker:a:1"}, "would miss the packages of docker:a:1"),
     ],
 )
 def test_key_without_which_a_replica_gets_an_unfit_machine_is_refused(resources, pattern):

@@ -13,7 +13,7 @@ from flows.specs.launch import LaunchSpec
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.selection import missing_programs
-from infra.settings import VENDORS, is_rented, is_secret
+from infra.settings import MARKET, VENDORS, is_rented, is_secret
 from infra.strict_yaml import YamlDocument
 from packs.jobs.control import job_file, machines, placeholders, resolve, training
 from packs.jobs.control.refusals import Refusals
@@ -59,16 +59,16 @@ def lint(path: Path, provider: str = "") -> list[FileFinding]:
     written = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [each for one in documents if isinstance(one.value, dict) for each in _findings(one, written, provider)]
     if provider not in packs.engines() and any("service" in one for one in said):
-        _collect_of_service(path, documents[0], refused)
+        _collect_of_service(path, provider, documents[0], refused)
     elif not refused.found:
         _collect(path, provider, refused)
     return sorted(dict.fromkeys([*refused.found, *found]), key=lambda one: one.line)
 
 
-def _collect_of_service(path: Path, document: YamlDocument, refused: Refusals) -> None:
+def _collect_of_service(path: Path, provider: str, document: YamlDocument, refused: Refusals) -> None:
     """Collect the lines that `serve.up` refuses."""
     with refused.collecting():
-        for text in file_checks.refusals_of(path):
+        for text in file_checks.refusals_of(path, candidates=(provider,) if provider not in ("", MARKET) else ()):
             refused.add(file_refusals.line_of(document, text), text)
 
 

@@ -36,7 +36,7 @@ from infra.records import Plan
 from infra.selection import registry
 from infra.settings import Settings
 from scripts.runs.launch import LaunchFlags
-from serve import own_run, revision
+from serve import own_image, own_run, revision
 from serve.replicas import placement
 from store import packs
 from tests.packs.jobs import accounted
@@ -145,19 +145,21 @@ def served(sample: Sample, path: Path, provider: str, journal: Journal) -> list[
     found = serve.plan(ServeSpec(config=str(path), provider=provider, name="t"), journal, settings, said.append)
     revision.check_reach(found.version, settings)
     service = found.version.service
-    request = placement.request_of(service, "t-0")
     told = "\n".join(said)
     if found.version.engine != "run":  # The model of the file on an engine of Slipway, which the command says.
         return []
-    steps = own_run.steps(service, "serve", False)
+    image = own_image.use(service, placement.candidates(found.version.provider, settings), is_rehearsed=False)
+    request = placement.request_of(service, "t-0", image=image.booted)
+    steps = own_run.steps(service, "serve", False, image.contained)
     carried = {one.config["text"].strip() for one in steps}
     (said_file,) = sample.documents
     missing = [key for key in ("run", "setup") if said_file.get(key) and str(said_file[key]).strip() not in carried]
     for key, value in (said_file.get("resources") or {}).items():
         fields = accounted.OF_REQUEST.get(key, ())
         if value and key != "ports" and not any(getattr(request, one, None) for one in fields):
-            spot = key == "use_spot" and service.file.resources.use_spot
-            missing += [] if spot or accounted.is_named(key, told) else [f"resources.{key}"]
+            is_read = key == "use_spot" and service.file.resources.use_spot
+            is_read = is_read or (key == "image_id" and image.contained)
+            missing += [] if is_read or accounted.is_named(key, told) else [f"resources.{key}"]
     return missing
 
 

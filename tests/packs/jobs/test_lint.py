@@ -146,7 +146,7 @@ SERVICE = "service:\n  replicas: 1\nresources:\n  ports: 8080\n{0}run: serve\n"
 OF_SERVICES = {  # lines of the refusals, with a part of each
     "  memory: lots\n  accelerators: 'A100:x'\n": {5: "a number above 0", 6: "expected a kind and a number"},
     "  memory: lots\n": {5: "expected a number above 0"},
-    "  image_id: 'docker:a'\nfile_mounts:\n  ~/a: s3://shelf/a\n": {5: "--provider skypilot", 7: "fetch s3://shelf/a"},
+    "  image_id: 'docker:a'\nfile_mounts:\n  ~/a: s3://shelf/a\n": {7: "fetch s3://shelf/a"},
     "  any_of: [{accelerators: L4, cpus: 8}]\nworkdir: ./no-such\n": {5: "move cpus from any_of", 6: "no-such"},
     "  acelerators: L4\n": {5: "did you mean accelerators?"},
     "  gpus: L4\n  accelerators: A100\n": {5: "exclude each other"},
