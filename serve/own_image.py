@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from infra.errors import UsageError
 from infra.providers import container_images
-from infra.providers.container_images import CONTAINERS, LOGIN, boots
+from infra.providers.container_images import CONTAINERS, boots
 from serve.service import Service
 
 
@@ -42,7 +42,7 @@ def use(service: Service, candidates: Sequence[str], is_rehearsed: bool) -> Imag
     names, image = tuple(candidates), image_of(service)
     if not image:
         return ImageUse(candidates=names)
-    problems = ["" if is_rehearsed and one in CONTAINERS else container_images.problem(image, one) for one in names]
+    problems = ["" if is_rehearsed and one in CONTAINERS else _problem(service, image, one) for one in names]
     able = [one for one, problem in zip(names, problems, strict=True) if not problem]
     if not able:
         raise UsageError(f"resources.{problems[0]}")
@@ -56,22 +56,26 @@ def use(service: Service, candidates: Sequence[str], is_rehearsed: bool) -> Imag
 def refusals(service: Service, candidates: Sequence[str]) -> list[str]:
     """Return the refusals of the image of a file. candidates: none for any provider that rents."""
     image = image_of(service)
-    found = [one for one in LOGIN if one in (*service.envs, *service.secrets)]
-    if image and found:
-        return [
-            f"resources.image_id: Slipway logs in at no registry for a replica, so {', '.join(found)} would have no "
-            "effect; remove these variables and name a public image, or add --provider skypilot"
-        ]
-    problems = [container_images.problem(image, one) for one in candidates] if image else []
+    problems = [_problem(service, image, one) for one in candidates or ("",)] if image else []
     return [f"resources.{problems[0]}"] if problems and all(problems) else []
 
 
-def notes(found: ImageUse, is_rehearsed: bool) -> list[str]:
-    """Return the lines of the plan about an image."""
+def _problem(service: Service, image: str, provider: str) -> str:
+    """Return the reason why no machine of a provider runs an image; "" if the machines do. provider: "" for any."""
+    names = (*service.envs, *service.secrets)
+    if provider in CONTAINERS:
+        return container_images.part_problem(image, names) or container_images.problem(image, provider)
+    return container_images.login_problem(image, names) or (
+        container_images.problem(image, provider) if provider else ""
+    )
+
+
+def notes(found: ImageUse, service: Service, is_rehearsed: bool) -> list[str]:
+    """Return the lines of the plan about the image of a file."""
     if not found.image:
         return []
     first = found.candidates[0]
-    said = [container_images.in_plan(found.image, first, is_rehearsed)]
+    said = [container_images.in_plan(found.image, first, is_rehearsed, (*service.envs, *service.secrets))]
     if found.left_out:
         how = "run the image in a container" if first in CONTAINERS else "boot the image"
         said.append(

@@ -23,7 +23,7 @@ from infra.names import check_name
 from infra.records import Offer, PlannedMount
 from infra.runs.timing import Say
 from infra.selection import choose, missing_programs, preflight, registry
-from infra.settings import MARKET, Settings, is_secret
+from infra.settings import Settings, is_secret
 from infra.units import count, duration
 from serve import file_checks, own_image, own_run, revision, service_document
 from serve import service as service_file
@@ -62,9 +62,10 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     """Return the requested version without changing any state. Raises UsageError for an impossible request."""
     given = job_environment.plain(settings)
     if spec.config:
-        typed = revision.with_machine({}, spec.machine).get("resources", ())
-        named = () if spec.provider in ("", MARKET, revision.ANY) or settings.rehearsal else (spec.provider,)
-        file_checks.check(revision.path_of(spec.config), given, spec.engine, spec.model or spec.tag, typed, named)
+        path, typed = revision.path_of(spec.config), revision.with_machine({}, spec.machine).get("resources", ())
+        where = spec.provider or revision.usual_provider(settings)
+        candidates = placement.candidates("" if where == revision.ANY else where, settings)
+        file_checks.check(path, given, spec.engine, spec.model or spec.tag, typed, candidates)
     name = check_name(spec.name) if spec.name else revision.service_name(spec.config, given)
     row = service_rows.find(journal, name)
     old = service_state.parse_desired(row.wanted) if row else None
@@ -144,7 +145,7 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     for note in own_run.without_effect(draft.service):
         tell(note)
     image = own_image.use(draft.service, placement.candidates(draft.provider, settings), bool(settings.rehearsal))
-    for note in own_image.notes(image, bool(settings.rehearsal)):
+    for note in own_image.notes(image, draft.service, bool(settings.rehearsal)):
         tell(note)
     candidates = image.candidates
     is_here = own_run.is_one_machine(candidates, settings)

@@ -1,7 +1,9 @@
 """Container images of users: booted as the pod, or run by Podman or Docker on a machine that boots no such image."""
 
 import shutil
+from collections.abc import Collection
 
+from infra.agent.execution.container import LOGIN
 from infra.providers import Abilities
 from infra.providers.by_name import PROVIDERS
 from infra.settings import LOCAL, VENDORS
@@ -10,8 +12,6 @@ from store import packs
 DOCKER = "docker:"
 CONTAINERS = {"shadeform": "Docker", "ssh": "Podman", LOCAL: "Podman"}
 """Providers whose machines boot no image of the user, with the program that runs a container on these machines."""
-LOGIN = ("SKYPILOT_DOCKER_USERNAME", "SKYPILOT_DOCKER_PASSWORD", "SKYPILOT_DOCKER_SERVER")
-"""Variables of the login at a private registry, which SkyPilot reads together."""
 
 
 def name_of(image_id: object) -> str:
@@ -48,14 +48,35 @@ def problem(image: str, provider: str) -> str:
     return ""
 
 
-def in_plan(image: str, provider: str, is_rehearsed: bool) -> str:
-    """Return the line of the plan about an image."""
+def login_problem(image: str, names: Collection[str]) -> str:
+    """Return the reason why a pod that boots an image has no login at a registry; "" without variables of a login."""
+    found = [one for one in LOGIN if one in names]
+    if not image or not found:
+        return ""
+    return (
+        f"image_id: vendors boot an image without a login at the registry, so {', '.join(found)} would have no effect, "
+        f"and the machine would look for {image} at the public registry; add --provider shadeform, ssh, local or "
+        "skypilot, which log in, or remove these variables and name a public image"
+    )
+
+
+def part_problem(image: str, names: Collection[str]) -> str:
+    """Return the missing variables of a login at a registry; "" for all variables, or none."""
+    missing = [one for one in LOGIN if one not in names]
+    if not image or len(missing) in (0, len(LOGIN)):
+        return ""
+    return f"image_id: a login at a registry needs {', '.join(LOGIN)} together; set {', '.join(missing)} too"
+
+
+def in_plan(image: str, provider: str, is_rehearsed: bool, names: Collection[str] = ()) -> str:
+    """Return the line of the plan about an image. names: variables of the job."""
     if is_rehearsed:
         where = f"; the scripts run in a container of {image}" if provider in CONTAINERS else f" boots {image}"
         return f"image_id: a rehearsed pod is a folder of this machine, without the image; a rented pod{where}"
     if provider in CONTAINERS:
+        login = ", after a login at the registry" if set(LOGIN) <= set(names) else ""
         return (
-            f"image_id: {CONTAINERS[provider]} on the machine runs `setup` and `run` in a container of {image}, with "
-            "the network, the GPUs and the folders of the pod; ~ is a folder of the pod (docs/guides/jobs.md)"
+            f"image_id: {CONTAINERS[provider]} on the machine runs `setup` and `run` in a container of {image}{login}, "
+            "with the network, the GPUs and the folders of the pod; ~ is a folder of the pod (docs/guides/jobs.md)"
         )
     return f"image_id: the pod boots {image}, which needs root and Python 3 (docs/guides/jobs.md)"

@@ -6,6 +6,7 @@ import pytest
 
 from flows.services import serve
 from flows.specs.service import ServeSpec
+from infra.agent.execution import container
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
@@ -48,7 +49,7 @@ def test_replicas_run_an_image_in_one_way_and_other_providers_are_named(podman, 
     found = own_image.use(made(), candidates, is_rehearsed=False)
     assert (found.candidates, found.left_out) == (kept, left)
     assert (found.booted, found.contained) == ((IMAGE, "") if is_booted else ("", IMAGE))
-    first, *more = own_image.notes(found, is_rehearsed=False)
+    first, *more = own_image.notes(found, made(), is_rehearsed=False)
     assert ("boots" in first if is_booted else "in a container of" in first) and IMAGE in first
     assert [f"{left[0]}: left out, because machines of {', '.join(kept)}" in one for one in more] == [True] * bool(left)
     assert placement.request_of(made(), "talk-0", image=found.booted).image == found.booted
@@ -73,8 +74,22 @@ def test_image_that_no_machine_runs_is_refused_with_the_next_step(podman):
         assert str(refused.value) == why and why.startswith("resources.image_id: ") and "add --provider runpod" in why
     assert own_image.refusals(made(), ()) == own_image.refusals(made(), ("lium",)) == []
     assert own_image.use(made(), ("local",), is_rehearsed=True).candidates == ("local",)
-    login = replace(made(), envs={"SKYPILOT_DOCKER_SERVER": "nvcr.io"})
-    assert "logs in at no registry" in own_image.refusals(login, ())[0]
+
+
+def test_login_at_a_registry_needs_all_variables_and_a_machine_that_runs_a_container(podman):
+    podman.touch(0o755)
+    login = replace(made(), envs=dict.fromkeys(container.LOGIN, "a"))
+    part = replace(made(), envs={container.LOGIN[0]: "a"})
+    assert [own_image.refusals(login, (one,)) for one in ("shadeform", "ssh", "local")] == [[], [], []]
+    assert own_image.use(login, ("runpod", "shadeform"), is_rehearsed=False).candidates == ("shadeform",)
+    for said, candidates, why in (
+        (login, (), "boot an image without a login"),
+        (login, ("runpod", "lium"), "add --provider shadeform, ssh, local or skypilot"),
+        (part, ("shadeform",), "set SKYPILOT_DOCKER_PASSWORD, SKYPILOT_DOCKER_SERVER too"),
+    ):
+        assert why in own_image.refusals(said, candidates)[0]
+    (note,) = own_image.notes(own_image.use(login, ("ssh",), False), login, is_rehearsed=False)
+    assert "after a login at the registry" in note
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,15 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Collection, Dict, List, Sequence, Tuple
 
 POLL_S = 0.1
 ENGINES = ("podman", "docker")
 LABEL = "slipway.pod"  # the folder of the pod
+# Variables of the login at a private registry, with the meaning of SkyPilot: all together, or none.
+LOGIN = ("SKYPILOT_DOCKER_USERNAME", "SKYPILOT_DOCKER_PASSWORD", "SKYPILOT_DOCKER_SERVER")
 # Variables of the machine, which would replace variables of the image.
 OF_MACHINE = (
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "USER", "LOGNAME", "MAIL"),
@@ -77,11 +79,17 @@ class Container:
         _quietly([*engine, "stop", "--time=0", self.name])  # from an attempt whose agent died
         if _quietly([*engine, "container", "inspect", self.name]):
             _remove_forgotten(engine)
-            if _quietly([*engine, "image", "inspect", self.image]):
-                code = _wait([*engine, "pull", self.image], told, lambda one: [])
+            login = [environ.get(name, "") for name in LOGIN]
+            image = at_registry(self.image, login[-1]) if all(login) else self.image
+            if _quietly([*engine, "image", "inspect", image]):
+                private = self.root / "state" / f"{self.name}.login"
+                code = (
+                    _pull_with_login(engine, image, login, private, told) if all(login) else _pull(engine, image, told)
+                )
                 if code or told:
                     return code or 128 + told[-1], bool(told)
-            subprocess.run(self.words(engine), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            words = replace(self, image=image).words(engine)
+            subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         passing = [*engine, "kill", "--signal"]
         start = [*engine, "start", "--attach", "--sig-proxy=false", self.name]
         return _wait(start, told, lambda one: [*passing, str(one), self.name]), bool(told)
@@ -123,6 +131,35 @@ def of_task(image: str, root: Path, task: int, binds: Sequence[Tuple[str, str]])
     """Return the container of a task. A later run in the same folder finds the packages of `setup` again."""
     name = hashlib.sha256(f"{root}\n{image}\n{task}".encode()).hexdigest()[:16]
     return Container(f"slipway-{name}", image, root, binds)
+
+
+def at_registry(image: str, server: str) -> str:
+    """Return the name of an image at a registry, as SkyPilot reads the name beside SKYPILOT_DOCKER_SERVER."""
+    return image if image.startswith(f"{server}/") else f"{server}/{image}"
+
+
+def _pull(engine: Sequence[str], image: str, told: List[int], options: Sequence[str] = ()) -> int:
+    return _wait([*engine, "pull", *options, image], told, lambda one: [])
+
+
+def _pull_with_login(engine: Sequence[str], image: str, login: Sequence[str], private: Path, told: List[int]) -> int:
+    """Pull an image after a login, and remove the login; return the exit code.
+
+    Arguments name the private folder, because `sudo` removes variables. The command line has no password.
+    """
+    user, password, server = login
+    shutil.rmtree(private, ignore_errors=True)  # from an attempt whose agent died
+    private.mkdir(mode=0o700)
+    options = [f"--authfile={private / 'auth.json'}"] if engine[-1] == "podman" else []
+    engine = engine if options else [*engine, f"--config={private}"]
+    try:
+        words = [*engine, "login", *options, f"--username={user}", "--password-stdin", server]
+        code = subprocess.run(words, input=password, text=True, stdout=subprocess.DEVNULL).returncode
+        if code:
+            print(f"image_id: the login at {server} as {user} failed; see SKYPILOT_DOCKER_PASSWORD", flush=True)
+        return code or _pull(engine, image, told, options)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def find_engine() -> List[str]:

@@ -2,7 +2,15 @@
 
 from collections.abc import Collection
 
-from infra.providers.container_images import CONTAINERS, LOGIN, able, boots, name_of, problem
+from infra.providers.container_images import (
+    CONTAINERS,
+    able,
+    boots,
+    login_problem,
+    name_of,
+    part_problem,
+    problem,
+)
 from infra.settings import MARKET
 from packs.jobs.control.job_file import JobTask
 from packs.jobs.control.refusals import Refusals
@@ -22,7 +30,8 @@ def of_container(task: JobTask, provider: str, is_rehearsed: bool) -> str:
 def refuse(task: JobTask, provider: str, is_rehearsed: bool, refused: Refusals) -> None:
     """Collect the image of a task that no machine of the provider runs. `provider`: "" for any."""
     image = first_image(task)
-    refuse_login(task, {*task.envs, *task.secrets}, refused)
+    if provider not in CONTAINERS:
+        refuse_login(task, {*task.envs, *task.secrets}, refused)
     if not image or is_rehearsed or provider in ("", MARKET) or boots(provider):
         return
     if why := problem(image, provider):
@@ -36,22 +45,12 @@ def refuse(task: JobTask, provider: str, is_rehearsed: bool, refused: Refusals) 
 
 
 def refuse_login(task: JobTask, names: Collection[str], refused: Refusals) -> None:
-    """Collect the image of a task with variables for a login, because only SkyPilot logs in at a registry."""
-    image, found = first_image(task), [one for one in LOGIN if one in names]
-    if image and found:
-        refused.add(
-            task.document.line("resources", "image_id"),
-            f"image_id: Slipway logs in at no registry, so {', '.join(found)} would have no effect, and the machine "
-            f"would look for {image} at the public registry; remove these variables and name a public image, install "
-            "the packages in `setup`, or add --provider skypilot",
-        )
+    """Collect the image of a task with variables for a login, because a vendor that boots the image has no login."""
+    if why := login_problem(first_image(task), names):
+        refused.add(task.document.line("resources", "image_id"), why)
 
 
 def refuse_part_of_login(task: JobTask, names: Collection[str], refused: Refusals) -> None:
     """Collect the image of a task with only a part of the variables for a login at a registry."""
-    missing = [one for one in LOGIN if one not in names]
-    if first_image(task) and 0 < len(missing) < len(LOGIN):
-        refused.add(
-            task.document.line("resources", "image_id"),
-            f"image_id: SkyPilot logs in with {', '.join(LOGIN)} together; set {', '.join(missing)} too",
-        )
+    if why := part_problem(first_image(task), names):
+        refused.add(task.document.line("resources", "image_id"), why)

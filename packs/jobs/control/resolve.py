@@ -19,6 +19,7 @@ from flows.specs import files
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import WorkSpec
 from infra import job_environment
+from infra.agent.execution.container import LOGIN
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import flags_of, given_flag_names
@@ -26,7 +27,7 @@ from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider
-from infra.providers.container_images import LOGIN
+from infra.providers.container_images import CONTAINERS
 from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, counted, request_for
 from infra.selection.preflight import limits_for
@@ -169,8 +170,9 @@ def understand(
     given = job_environment.of_own_job(settings)
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
     refused = Refusals(file.where)
+    logs_in = vendor.is_run_engine or (len(candidates) == 1 and vendor.name in CONTAINERS)
     for task in file.tasks:
-        (images.refuse_part_of_login if vendor.is_run_engine else images.refuse_login)(task, secrets, refused)
+        (images.refuse_part_of_login if logs_in else images.refuse_login)(task, secrets, refused)
     refused.raise_all()
     gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})

@@ -145,7 +145,7 @@ class JobWork:
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
             image = "" if engine_of(vendor) else images.first_image(task)
             if image:
-                found.append(container_images.in_plan(image, vendor.name, bool(settings.rehearsal)))
+                found.append(container_images.in_plan(image, vendor.name, bool(settings.rehearsal), self.secrets))
             scripts = {"setup": task.setup, "run": task.run}
             lacking = missing_programs.find(scripts, providers, task.num_nodes, bool(image))
             found += [one.text for one in lacking]

@@ -10,6 +10,7 @@ import pytest
 from flows.specs.launch import LaunchSpec
 from infra.agent.execution import container
 from infra.errors import UsageError
+from infra.providers import container_images
 from infra.selection.machine_spec import MachineSpec, request_for
 from infra.settings import Settings
 from packs.jobs.control import images, job_file, job_steps, lint, machines, resolve
@@ -91,18 +92,21 @@ def test_login_at_a_registry_is_refused_beside_an_image(tmp_path, section, provi
         said = "".join(f"  {one}: a\n" for one in names)
         path.write_text(f"run: x\nresources: {{{resources}}}\n{section}:\n{said}")
         found = [(one.line, one.text) for one in lint.lint(path, provider) if one.is_refused]
-        assert [line for line, text in found if "logs in at no registry" in text] == [2] * is_refused, found
+        is_refused = is_refused and provider not in container_images.CONTAINERS
+        assert [line for line, text in found if "boot an image without a login" in text] == [2] * is_refused, found
 
 
-@pytest.mark.parametrize("provider", ["runpod", pytest.param("skypilot", marks=pytest.mark.pack("skypilot"))])
+@pytest.mark.parametrize(
+    "provider", ["runpod", "shadeform", "local", pytest.param("skypilot", marks=pytest.mark.pack("skypilot"))]
+)
 def test_typed_login_at_a_registry_is_refused_or_complete(tmp_path, provider):
     path = tmp_path / "job.yaml"
     path.write_text("run: x\nresources: {image_id: 'docker:team/app:1'}\n")
     file = job_file.load(path)
-    environ = {"HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20}
+    environ = {"HOME": str(tmp_path), **{f"{one}_API_KEY": "k" * 20 for one in ("RUNPOD", "SHADEFORM")}}
     for names, pattern in (
-        (LOGIN, "logs in at no registry" if provider == "runpod" else ""),
-        (list(LOGIN)[:2], "logs in at no registry" if provider == "runpod" else "set SKYPILOT_DOCKER_SERVER too"),
+        (LOGIN, "without a login" if provider == "runpod" else ""),
+        (list(LOGIN)[:2], "without a login" if provider == "runpod" else "set SKYPILOT_DOCKER_SERVER too"),
         ((), ""),
     ):
         given = [f"{name}={LOGIN[name]}" for name in names]
@@ -110,6 +114,51 @@ def test_typed_login_at_a_registry_is_refused_or_complete(tmp_path, provider):
         with pytest.raises(UsageError, match=f"line 2: image_id: .*{pattern}") if pattern else contextlib.nullcontext():
             work = resolve.understand(LaunchSpec(provider=provider), file, {}, settings).work
             assert work.envs == ({},) and work.secrets == {name: LOGIN[name] for name in names}
+
+
+SCRIPTED = """#!/bin/sh
+echo "$@" >> {folder}/words
+case "$*" in *login*)
+  cat > {folder}/password
+  for one in "$@"; do case "$one" in
+    --authfile=*) echo private > "${{one#--authfile=}}" ;;
+    --config=*) echo private > "${{one#--config=}}/config.json" ;;
+  esac; done
+  exit {code} ;;
+esac
+case "$1 $2" in "container inspect" | "image inspect") exit 1 ;; esac
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+@pytest.mark.parametrize("code", [0, 125])
+def test_container_logs_in_before_the_pull_and_leaves_no_login(tmp_path, monkeypatch, capfd, engine, code):
+    (folder := tmp_path / "bin").mkdir()
+    (folder / engine).write_text(SCRIPTED.format(folder=folder, code=code))
+    (folder / engine).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr(container, "ENGINES", (engine,))
+    monkeypatch.setattr(container.signal, "signal", lambda *_: None)
+    (tmp_path / "pod" / "state").mkdir(parents=True)
+    one = container.of_task("team/app:1", tmp_path / "pod", 0, ())
+    (text := tmp_path / "run.sh").write_text("")
+    login = dict(zip(container.LOGIN, ("ann", "hush", "nvcr.io"), strict=True))
+    assert one.run(text, login, tmp_path, ()) == (code, False)
+    words = (folder / "words").read_text().splitlines()
+    acts = [next(one for one in said.split() if not one.startswith("-")) for said in words]
+    expected = ["login", "pull", "create", "start"] if not code else ["login"]
+    assert [said for said in acts if said in ("login", "pull", "create", "start")] == expected
+    assert (folder / "password").read_text() == "hush" and "hush" not in "".join(words)
+    assert ("the login at nvcr.io as ann failed" in capfd.readouterr().out) is bool(code)
+    assert not code or words[-1].endswith("--username=ann --password-stdin nvcr.io")
+    assert code or [said.split()[-1] for said in words if "pull" in said] == ["nvcr.io/team/app:1"]
+    assert not [path for path in (tmp_path / "pod" / "state").iterdir() if "login" in path.name]
+
+
+@pytest.mark.parametrize("image", ["team/app:1", "nvcr.io/team/app:1"])
+def test_image_of_a_login_is_at_the_registry_of_the_login(image):
+    assert container.at_registry(image, "nvcr.io") == "nvcr.io/team/app:1"
 
 
 def test_container_gets_names_and_no_values_of_variables_in_its_command_line(tmp_path):
