@@ -20,7 +20,7 @@ from infra.job_environment import ACCOUNTS
 from infra.records import Carried, PlannedMount
 from infra.runs.timing import Say
 from infra.settings import Settings, read_dotenv
-from infra.transport import shipment
+from infra.transport import sent_folders, shipment
 from infra.transport.scan import home_folders
 from serve.engines import OWN_RUN
 from serve.file_refusals import collecting
@@ -203,12 +203,12 @@ def refusals(service: Service) -> list[str]:
     found: list[str] = []
     if service.file.workdir:
         with collecting(found):
-            shipment.check_folder("workdir", Path(_absolute(service.file.workdir)))
+            sent_folders.check_folder("workdir", Path(_absolute(service.file.workdir)))
     for path, said in service.file.file_mounts.items():
         with collecting(found):
             there = _source_of(path, said)
             if there.is_dir():
-                shipment.check_folder(f"file_mounts: {path}", there)
+                sent_folders.check_folder(f"file_mounts: {path}", there)
     return found
 
 

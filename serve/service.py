@@ -25,7 +25,7 @@ from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
 from serve.gateway.http.certificate import Tls
 from serve.request_bounds import Bounds
-from store import strict_records
+from store import partial_records, strict_records
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
@@ -286,8 +286,8 @@ def examine(document: Any, where: str = "FILE") -> tuple[Service, list[str]]:
         found.append("workdir: replicas get a folder of this machine; clone the repository in `setup`: git clone URL")
         document = {**document, "workdir": None}
     usual = ServiceFile(service=ServiceSection())
-    file, mismatches = strict_records.convert_all(ServiceFile, {**document, "service": section}, usual)
-    found += map(_explained, mismatches)
+    file, mismatches = partial_records.convert(ServiceFile, {**document, "service": section}, usual)
+    found += [f"{_in_words(place)}: {what}" for place, what in mismatches]
     found += [*_wrong_numbers("", file), *_wrong_secrets(file.secrets), *_wrong_policy(file.service, file.slipway)]
     if file.num_nodes not in (None, 1):
         found.append(
@@ -419,11 +419,14 @@ def _wrong_secrets(said: Mapping[str, Scalar] | Sequence[str]) -> Iterator[str]:
             yield f"secrets: {name}: write no value, but `{name}:`, and set the variable in .env"
 
 
+def _in_words(place: partial_records.Place) -> str:
+    """Return a place of the file, such as `resources.any_of 1.cpus`."""
+    words = "".join(f" {one + 1}" if isinstance(one, int) else f".{one}" for one in place)
+    return words.removeprefix(".") or "the file"
+
+
 def _explained(error: strict_records.RecordMismatch) -> str:
-    """Return the message of a misfit with the place in the file and the nearest known key."""
-    if not error.key:
-        place = "".join(f" {one + 1}" if isinstance(one, int) else f".{one}" for one in error.place)
-        return f"{place.removeprefix('.') or 'the file'}: {error}"
+    """Return the refusal of an unknown key with the place in the file and the nearest known key."""
     place = "".join(f"{one}: " for one in error.place)
     if error.key in INSTEAD:
         return f"{place}{error.key}: {INSTEAD[error.key]}"

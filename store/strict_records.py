@@ -4,7 +4,6 @@ The input is a parsed JSON or YAML value and the record class; the result is the
 location and the error. The caller adds the file name and the wording of the final message.
 """
 
-import copy
 import difflib
 import re
 import types
@@ -14,8 +13,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Place = tuple[str | int, ...]
-MOST_MISMATCHES = 50
 _AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # format of msgspec error messages
 
 
@@ -26,7 +23,7 @@ class RecordMismatch(ValueError):
     an invalid value; `known` lists the valid keys.
     """
 
-    def __init__(self, place: Sequence[str | int], what: str, key: str = "", known: Sequence[str] = ()) -> None:
+    def __init__(self, place: Sequence[str], what: str, key: str = "", known: Sequence[str] = ()) -> None:
         super().__init__(what)
         self.place, self.key, self.known = tuple(place), key, tuple(known)
 
@@ -54,73 +51,6 @@ def convert(kind: type[T], raw: Any) -> T:
     except msgspec.ValidationError as error:  # includes errors of the record's own checks
         found = _AT.fullmatch(str(error))
         raise RecordMismatch([found["place"]] if found else [], found["what"] if found else str(error)) from None
-
-
-def convert_all(kind: type[T], raw: Any, usual: T) -> tuple[T, list[RecordMismatch]]:
-    """Return the record of class `kind` without the parts of `raw` that do not fit, and all mismatches.
-
-    A record without a required key falls away with the key. usual: the record if no part of `raw` fits.
-    """
-    import msgspec
-
-    body, found, removed = copy.deepcopy(raw), list[RecordMismatch](), set[Place]()
-    for _ in range(MOST_MISMATCHES):
-        try:
-            return msgspec.convert(body, kind), found
-        except msgspec.ValidationError as error:
-            what, _, at = str(error).partition(" - at ")
-            place = _place(body, kind, at, str(error))
-            missing = re.search("missing required field `(.*)`", what)
-            if not missing or (*place, missing[1]) not in removed:
-                found.append(RecordMismatch(place, what))
-            if not (gone := _remove(body, place)):
-                break
-            removed.add(gone)
-    return usual, found
-
-
-def _place(body: Any, kind: type, at: str, message: str) -> Place:
-    """Return the place of an error; msgspec writes `[...]` for an arbitrary key, which is found by trial."""
-    import msgspec
-
-    is_key = at.startswith("`key` in ")
-    words = re.findall(r"\[\.\.\.\]|\w+", at.removeprefix("`key` in "))
-    found: list[str | int] = []
-    for word in words:
-        here = _at(body, tuple(found))
-        if word != "[...]":
-            found.append(int(word) if word.isdigit() and isinstance(here, list) else word)
-            continue
-        for key in here:
-            alone: Any = {key: here[key]}
-            for part in reversed(found):
-                alone = {part: alone}
-            try:
-                msgspec.convert(alone, kind)
-            except msgspec.ValidationError as error:
-                if str(error) == message:
-                    found.append(key)
-                    break
-        else:
-            return tuple(found)
-    if is_key and isinstance(here := _at(body, tuple(found)), dict):
-        found += [key for key in here if not isinstance(key, str)][:1]
-    return tuple(found)
-
-
-def _at(body: Any, place: Place) -> Any:
-    for part in place:
-        body = body[part]
-    return body
-
-
-def _remove(body: Any, place: Place) -> Place:
-    """Remove a part and return its place; of a list, the whole list, because other entries keep their places."""
-    while place and not isinstance(above := _at(body, place[:-1]), dict):
-        place = place[:-1]
-    if place:
-        del above[place[-1]]
-    return place
 
 
 def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = ()) -> None:

@@ -84,18 +84,6 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     return found
 
 
-def check_folder(where: str, folder: Path) -> None:
-    """Raise UsageError for a folder that cannot be sent. The files of a checkout of git are left to the push."""
-    if not folder.is_dir():
-        raise UsageError(f"{where}: the folder {folder} does not exist")
-    if is_checkout(folder.resolve()):
-        return
-    try:
-        survey(folder)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
 def measure(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendSize:
     """Return the weight of a push of `root`, or of the single `file` in `root`; inspect all files and send none.
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from infra.strict_yaml import Place, YamlDocument
 from packs.jobs.control.refusals import Refusals
-from store import strict_records
+from store import partial_records
 
 T = TypeVar("T")
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 def convert(document: YamlDocument, kind: type[T], refused: Refusals) -> T:
     """Return the document as a record, without the refused parts."""
     body = _with_texts_of_dates(document.value, document, ())
-    made, found = strict_records.convert_all(kind, body, kind())
-    for one in found:
-        place, what = one.place, str(one)
+    made, found = partial_records.convert(kind, body, kind())
+    for place, what in found:
+        line = document.line(*place)
         if place and isinstance(place[-1], bool):
             place, what = place[:-1], "put the names yes, no, on and off in quotes"
         named = ".".join(map(str, place)) or "the file"
-        refused.add(document.line(*one.place), f"{named}: {what}")
+        refused.add(line, f"{named}: {what}")
     return made
 
 

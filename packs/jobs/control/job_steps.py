@@ -19,7 +19,7 @@ from infra.agent.job import SETUP, TEXT_WORDS, Step
 from infra.agent.shell import Script
 from infra.errors import UsageError
 from infra.records import Carried, PlannedMount
-from infra.transport import shipment
+from infra.transport import sent_folders, shipment
 from infra.transport.scan import home_folders
 from infra.transport.scan.inspector import named
 from packs.jobs.control import fetching, images, mounts
@@ -133,11 +133,11 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
     """Collect the work folder and the mounts of a task that cannot be carried out."""
     if task.workdir:
         with refused.collecting():
-            shipment.check_folder(f"{file.where}: line {task.document.line('workdir')}: workdir", task.workdir)
+            sent_folders.check_folder(f"{file.where}: line {task.document.line('workdir')}: workdir", task.workdir)
     for one in task.mounts:
         if one.source and not mounts.is_kept(one) and Path(one.source).is_dir():
             with refused.collecting():
-                shipment.check_folder(f"{file.where}: line {one.line}: file_mounts: {one.path}", Path(one.source))
+                sent_folders.check_folder(f"{file.where}: line {one.line}: file_mounts: {one.path}", Path(one.source))
         with refused.collecting():
             _kept(file, one, task) if mounts.is_kept(one) else _refuse_mode(file, one)
         if is_own and (is_rehearsed or not images.first_image(task)):  # A container has a root of its own.
