@@ -118,7 +118,7 @@ def test_typed_login_at_a_registry_is_refused_or_complete(tmp_path, provider):
 
 SCRIPTED = """#!/bin/sh
 echo "$@" >> {folder}/words
-case "$*" in *login*)
+case " $* " in *" login "*)
   cat > {folder}/password
   for one in "$@"; do case "$one" in
     --authfile=*) echo private > "${{one#--authfile=}}" ;;
