@@ -99,11 +99,13 @@ def with_one_replica(document: dict[str, Any], service: Service, tell: Say) -> d
 def secrets(service: Service, settings: Settings) -> dict[str, str]:
     """Return the values of the file's secrets, from the settings, .env and the shell. Raises UsageError."""
     found = _values(service.secrets, settings)
-    for name in service.secrets:
-        if name in ACCOUNTS:
-            raise UsageError(f"secrets: {name}: the key of an account never goes to a machine; remove the line")
-        if name not in found:
-            raise UsageError(f"secrets: {name} has no value; set the variable in .env")
+    if accounts := [name for name in service.secrets if name in ACCOUNTS]:
+        raise UsageError(
+            f"secrets: {', '.join(accounts)}: the key of an account never goes to a machine; remove the line"
+        )
+    if missing := [name for name in service.secrets if name not in found]:
+        has = "has no value; set the variable" if len(missing) == 1 else "have no value; set the variables"
+        raise UsageError(f"secrets: {', '.join(missing)} {has} in .env")
     return found
 
 

@@ -124,8 +124,10 @@ def with_machine(document: dict[str, Any], wanted: MachineSpec) -> dict[str, Any
     if "accelerators" in typed:  # The kinds of an alternative would take precedence.
         for key in ("any_of", "ordered"):
             if several := said.get(key):
-                kinds = {"accelerators", "gpus"}
-                said[key] = [{name: value for name, value in one.items() if name not in kinds} for one in several]
+                said[key] = [
+                    {name: value for name, value in one.items() if name not in ("accelerators", "gpus")}
+                    for one in several
+                ]
     return {**document, "resources": {**said, **typed}}
 
 

@@ -58,6 +58,8 @@ def test_secrets_come_from_the_settings_and_the_shell_and_never_from_the_file(tm
     assert own_run.secrets(said, settings) == {"HF_TOKEN": "hf_" + "1" * 20, "LAB_TOKEN": "from the shell"}
     with pytest.raises(UsageError, match="secrets: NO_KEY has no value; set the variable in .env"):
         own_run.check(made(secrets={"NO_KEY": None}), True, settings, True)
+    with pytest.raises(UsageError, match="secrets: NO_KEY, NO_WORD have no value; set the variables in .env"):
+        own_run.secrets(made(secrets=["NO_KEY", "LAB_TOKEN", "NO_WORD"]), settings)
     with pytest.raises(UsageError, match="secrets: RUNPOD_API_KEY: the key of an account never goes to a machine"):
         own_run.secrets(made(secrets=["RUNPOD_API_KEY"]), settings)
     for wrong, why in (({"A_KEY": "x"}, "write no value"), ({"A=": None}, "not the name of a variable")):
