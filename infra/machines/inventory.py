@@ -40,7 +40,7 @@ HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 WORDS = ("user",)  # text, even if YAML reads 0042 as a number
 NO_PASSWORDS = "passwords are not supported: set identity_file to a private key, and remove password"
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
-HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
+HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}|[0-9A-Fa-f.]{0,4}:[0-9A-Fa-f:.]{1,44}%[A-Za-z0-9._-]{1,64}")
 _told: set[str] = set()
 _LOGIN = (
     r"(?!-)[^\s\x00-\x1f\x7f'\"`;&<>|(){}]{1,255}(?<!\\)"  # as ssh, which gives the name to shells of other programs
@@ -48,7 +48,7 @@ _LOGIN = (
 _USER = re.compile(_LOGIN)
 _REACH = re.compile(
     rf"(?:(?P<user>{_LOGIN})@)?"
-    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,254})|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\])"
+    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,254})|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,64})?)\])"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")

@@ -189,6 +189,20 @@ def test_tokens_and_variables_in_the_name_of_a_key_are_replaced(home, name, monk
 
 @pytest.mark.process
 @pytest.mark.needs("ssh")
+def test_a_zone_belongs_to_an_ipv6_address(home):
+    (home / ".ssh/config").open("a").write("Host near\n  HostName fe80::2%%eth0\n")
+    hosts = load(
+        home, f"p: {{identity_file: {home}/pool, hosts: ['fe80::1%eth0', near, {{ip: 'fe80::1%wlan-0.1', port: 5}}]}}"
+    )
+    assert [host.address.host for host in hosts] == ["fe80::1%eth0", "fe80::2%eth0", "fe80::1%wlan-0.1"]
+    for host in hosts:
+        assert Address.parse(str(host.address)) == host.address
+    typed = inventory.reach("root@[fe80::1%eth0]:2222", home / "no.yaml", home).address
+    assert (typed.user, typed.host, typed.port) == ("root", "fe80::1%eth0", 2222)
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
 def test_a_configuration_that_hangs_is_an_error_of_its_hosts_alone(home, monkeypatch):
     monkeypatch.setattr(ssh_include, "ANSWER_S", 0.5)
     (home / ".ssh/config").open("a").write('Match host slow.* exec "sleep 30"\n  Port 5\n')
@@ -214,6 +228,9 @@ def test_a_configuration_that_hangs_is_an_error_of_its_hosts_alone(home, monkeyp
         ("p: {hosts: [1.1.1.1:2222]}", "host 1.1.1.1:2222: `ip` must be .* write: - {ip: 1.1.1.1, port: 2222}"),
         ("p: {hosts: ['ann@a.b:22']}", "write: - {ip: a.b, user: ann, port: 22}"),
         ("p: {hosts: ['[2001:db8::7]:22']}", "write: - {ip: 2001:db8::7, port: 22}"),
+        ("p: {hosts: ['[fe80::1%eth0]:22']}", "write: - {ip: fe80::1%eth0, port: 22}"),
+        ("p: {hosts: ['box%eth0']}", "`ip` must be an address"),
+        ("p: {hosts: ['fe80::1%']}", "`ip` must be an address"),
         ("p: {identity_file: ~nosuchuser/key, hosts: [1.1.1.1]}", "private key not found: ~nosuchuser/key"),
         ("p: {identity_file: " + "x" * 5000 + ", hosts: [1.1.1.1]}", "private key not found: xxx"),
         ("p: {hosts: [10]}", "pool p, host 10: expected lines of the form"),
