@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from infra.agent.job import Job
 
@@ -137,9 +137,6 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-IN_QUERY = ("key", "proxy", "certificate", "agent")
-
-
 @dataclass(frozen=True)
 class Address:
     """SSH address of a pod, with a folder. As text: ssh://user@host:port/folder?key=/path&proxy=command and so on."""
@@ -150,8 +147,9 @@ class Address:
     key: str  # path of the private key on this machine
     folder: str  # absolute, on the pod
     proxy: str = ""  # shell command with the connection as stdin and stdout, like ProxyCommand; "" = direct
-    certificate: str = ""  # path of a certificate of the key; "" = the certificate beside the key, if any
+    certificates: tuple[str, ...] = ()  # paths of certificates, in addition to the certificate beside a key
     agent: str = ""  # path of the socket of an ssh-agent; "" = SSH_AUTH_SOCK
+    more_keys: tuple[str, ...] = ()  # paths of further keys, offered in this order if the machine refuses `key`
 
     def __post_init__(self) -> None:
         for name in ("user", "host"):  # both appear on the command line of the system's ssh
@@ -164,8 +162,9 @@ class Address:
             raise ValueError(f"{self.folder!r} is not an absolute path of a folder")
 
     def __str__(self) -> str:
-        parts = [f"{name}={quote(value)}" for name in IN_QUERY if (value := getattr(self, name))]
-        query = f"?{'&'.join(parts)}" if parts else ""
+        said = [("key", one) for one in (self.key, *self.more_keys)] + [("proxy", self.proxy), ("agent", self.agent)]
+        given = [pair for pair in [*said, *(("certificate", one) for one in self.certificates)] if pair[1]]
+        query = f"?{urlencode(given, safe='/', errors='surrogateescape', quote_via=quote)}" if given else ""
         return f"ssh://{quote(self.user, safe='')}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{query}"
 
     @property
@@ -179,10 +178,11 @@ class Address:
         parts = urlsplit(text)
         if parts.scheme != "ssh":
             raise ValueError(f"{text!r} is not an address; expected ssh://user@host:port/folder?key=/path")
-        more = {name: parse_qs(parts.query).get(name, [""])[0] for name in IN_QUERY}
-        user, host = unquote(parts.username or ""), parts.hostname or ""
-        port = 22 if parts.port is None else parts.port
-        return Address(user=user, host=host, port=port, folder=unquote(parts.path), **more)
+        said = parse_qs(parts.query, errors="surrogateescape")
+        (key, *more), [proxy], [agent] = (said.get(name, [""]) for name in ("key", "proxy", "agent"))
+        user, host, folder = unquote(parts.username or ""), parts.hostname or "", unquote(parts.path)
+        port, certificates = 22 if parts.port is None else parts.port, tuple(said.get("certificate", ()))
+        return Address(user, host, port, key, folder, proxy, certificates, agent, more_keys=tuple(more))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,13 @@ def without_git(request, monkeypatch):
         monkeypatch.setattr(CheckoutCode, "_git", lambda *_: None)
 
 
+@pytest.fixture(autouse=True)
+def without_ssh(request, monkeypatch):
+    """Leave hosts of an inventory as the inventory names them in a test that starts no process."""
+    if request.node.get_closest_marker("process") is None:
+        monkeypatch.setattr("infra.transport.ssh_include.can_ask", lambda: False)
+
+
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
 

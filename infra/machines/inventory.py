@@ -20,9 +20,8 @@ import getpass
 import logging
 import os
 import re
-import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.records import Address
 from infra.transport import ssh_include
-from infra.transport.private_keys import is_public
+from infra.transport.private_keys import why_ignored
 from store import packs
 
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
@@ -39,7 +38,7 @@ POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
 HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 WORDS = ("user",)  # text, even if YAML reads 0042 as a number
 NO_PASSWORDS = "passwords are not supported: set identity_file to a private key, and remove password"
-KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
+KEY_NAMES = ("id_ed25519", "id_ed25519_sk", "id_ecdsa", "id_ecdsa_sk", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}|[0-9A-Fa-f.]{0,4}:[0-9A-Fa-f:.]{1,44}%[A-Za-z0-9._-]{1,64}")
 _told: set[str] = set()
 _LOGIN = (
@@ -199,10 +198,10 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     ssh = (home or Path.home()) / ".ssh"
     said = {"ip": host, "user": user, "port": int(port) if port else None}
     try:
-        address = address_of(said, ssh, set(ssh_include.aliases(ssh / "config")))
+        address = address_of(said, ssh, set(ssh_include.aliases(ssh / "config")), is_typed=True)
     except UsageError as error:
         raise UsageError(f"{word}: {error}") from None
-    return Host(pool="", name=word, address=replace(address, user=user) if user else address)
+    return Host(pool="", name=word, address=address)
 
 
 def _entries(path: Path, pool: Any, body: Any) -> list[Any]:
@@ -242,8 +241,10 @@ def _host(
     name = "?" if isinstance(own, UsageError) else own.get("ip", "?") if isinstance(own, dict) else own
     where = f"{where}, host {name}"
     check_keys(where, own, HOST_KEYS)
-    if not isinstance(own.get("ip"), str) or not HOST.fullmatch(own["ip"]) or _parts_of(own):
-        raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text{_parts_of(own)}")
+    parts = parts_of(own.get("ip"), "ip")
+    if not isinstance(own.get("ip"), str) or not HOST.fullmatch(own["ip"]) or parts:
+        advice = f"; write: - {{{parts}}}" if parts else ""
+        raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text{advice}")
     said = {**{key: defaults[key] for key in defaults if key != "hosts"}, **own}
     if said.get("password") is not None:
         raise UsageError(f"{where}: {NO_PASSWORDS}")
@@ -270,49 +271,57 @@ def _host(
     return host
 
 
-def _parts_of(own: Mapping[str, Any]) -> str:
-    """Return what to write in place of `user@host:port`, or "" for an `ip` without these parts."""
-    found = _REACH.fullmatch(own["ip"]) if isinstance(own.get("ip"), str) else None
-    parts = {"ip": found["host"] or found["ipv6"], "user": found["user"], "port": found["port"]} if found else {}
-    given = {name: one for name, one in parts.items() if one}
-    if not found or found["host"] == own["ip"]:
+def parts_of(text: Any, key: str) -> str:
+    """Return what to write in place of `user@host:port`, with the host under `key`; "" for a text without parts."""
+    found = _REACH.fullmatch(text) if isinstance(text, str) else None
+    if not found or found["host"] == text:
         return ""
-    return f"; write: - {{{', '.join(f'{name}: {one}' for name, one in given.items())}}}"
+    parts = {key: found["host"] or found["ipv6"], "user": found["user"], "port": found["port"]}
+    return ", ".join(f"{name}: {one}" for name, one in parts.items() if one)
 
 
-def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
+def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str], is_typed: bool = False) -> Address:
     """Return the address for an inventory entry: from the ssh config for an alias, else from the entry.
 
-    A port in the entry overrides both sources.
+    A port in the entry overrides both sources; so does a user that a command line names (`is_typed`).
     """
-    port, config, more = whole_of(said, "port", 1, 65535), ssh / "config", dict[str, str]()
-    user, named = text_of(said, "user"), text_of(said, "identity_file")
-    keys = (Path(os.path.expanduser(named)),) if named else tuple(ssh / name for name in KEY_NAMES)
-    if said["ip"] in known or ssh_include.has_patterns(config) and shutil.which("ssh"):
-        found = ssh_include.resolve(said["ip"], config, port)
-        host, port = found.host, found.port
-        more = {"proxy": found.proxy, "certificate": found.certificate, "agent": found.agent}
-        user = found.user if said["ip"] in known or not user else user
-        keys = (*found.keys, *keys) if said["ip"] in known or not named else keys
+    port, config, more = whole_of(said, "port", 1, 65535), ssh / "config", dict[str, Any]()
+    host, user, named = said["ip"], text_of(said, "user"), text_of(said, "identity_file")
+    is_alias = host in known
+    keys = [Path(os.path.expanduser(named))] if named else []
+    _check_place(user or "user", host)
+    if is_alias or ssh_include.can_ask():
+        found = ssh_include.resolve(host, config, port, "" if is_alias and not is_typed else user)
+        host, user, port = found.host, found.user, found.port
+        more = {"proxy": found.proxy, "certificates": found.certificates, "agent": found.agent}
+        keys = keys if named and not is_alias else [*found.keys, *keys]
     else:
-        host, user, port = said["ip"], user or getpass.getuser(), port or 22
-    key = next((one for one in keys if os.path.isfile(one)), None)
-    if key is None:
+        user, port = user or getpass.getuser(), port or 22
+    fallback = [] if named else [ssh / name for name in KEY_NAMES]
+    there = _existing(keys) or _existing(fallback)
+    if not there:
         raise UsageError(
-            f"private key not found: {' or '.join(map(str, keys))}; set identity_file in the inventory, or "
-            "IdentityFile in ~/.ssh/config"
+            f"private key not found: {' or '.join(dict.fromkeys(map(str, keys or fallback)))}; set identity_file in "
+            "the inventory, or IdentityFile in ~/.ssh/config; for a key that only an ssh-agent holds, to a file with "
+            "the public key, which this command prints: ssh-add -L"
         )
-    refuse_readable(key)
+    if all(map(why_ignored, there)):
+        raise UsageError(why_ignored(there[0]))
+    _check_place(user, host)
+    key, *more_keys = [str(one.absolute()) for one in there]
+    return Address(user=user, host=host, port=port, key=key, folder="/", more_keys=tuple(more_keys), **more)
+
+
+def _existing(keys: Sequence[Path]) -> list[Path]:
+    """Return the files of keys; the public key in place of a private key that only an ssh-agent holds."""
+    files = [next(filter(os.path.isfile, (one, Path(f"{one}.pub"))), None) for one in keys]
+    return list(dict.fromkeys(one for one in files if one is not None))
+
+
+def _check_place(user: str, host: str) -> None:
+    """Raise UsageError for a user or host with a meaning to a shell or to ssh."""
     if not _USER.fullmatch(user) or not user.isprintable() or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
-    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/", **more)
-
-
-def refuse_readable(key: Path) -> None:
-    """Raise UsageError for a private key readable by other users, as `ssh` does."""
-    mode = key.stat().st_mode & 0o777
-    if mode & 0o077 and not is_public(key):
-        raise UsageError(f"key {key} has mode {mode:o}, so other users can read the key; run: chmod 600 {key}")
 
 
 def check_keys(where: str, body: Any, known: Sequence[str]) -> None:

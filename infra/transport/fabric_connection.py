@@ -1,4 +1,4 @@
-"""Fabric connections to machines, each with a single private key, a pinned host key and a liveness check.
+"""Fabric connections to machines, each with the keys of its address, a pinned host key and a liveness check.
 
 `PodConnection` takes an address and the machine's own known_hosts file, and works like any `fabric.Connection`. A
 dropped link raises no error by itself, so a thread pings the machine, and a second thread closes a silent connection,
@@ -13,19 +13,21 @@ import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fabric
 from fabric.transfer import Result as Transferred
-from paramiko import AuthenticationException, BadHostKeyException, SSHConfig, SSHException
+from paramiko import AuthenticationException, BadAuthenticationType, BadHostKeyException, SSHConfig, SSHException
 from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.message import Message
+from paramiko.pkey import PublicBlob
 
-from infra.errors import AuthError
+from infra.errors import AuthError, UsageError
 from infra.records import Address, bracketed
-from infra.transport.host_keys import HostKeyMismatch, PinFirstKey, check_key, pinned
-from infra.transport.private_keys import key_of
+from infra.transport.host_keys import HostKeyMismatch, PinFirstKey, pinned
+from infra.transport.private_keys import login_keys
 from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
 
 PING_S = 3.0
@@ -77,14 +79,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             # ignore the ssh configuration files of the user and the system
             config=fabric.Config(ssh_config=SSHConfig(), lazy=True),
             connect_timeout=OPEN_S,
-            connect_kwargs={
-                "key_filename": address.key,
-                "allow_agent": False,
-                "look_for_keys": False,
-                "banner_timeout": OPEN_S,
-                "auth_timeout": OPEN_S,
-                **more,
-            },
+            connect_kwargs={"banner_timeout": OPEN_S, "auth_timeout": OPEN_S, **more},
         )
         self.name, self.folder, self.address, self.known_hosts = name or address.host, folder, address, known_hosts
         self.client.set_log_channel("slipway.paramiko")
@@ -98,9 +93,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         """Open the connection unless already open."""
         if self.is_connected:
             return None
-        check_key(self.address)
-        if (key := key_of(self.address)) is not None:
-            self.connect_kwargs |= {"pkey": key, "key_filename": None}
+        self.connect_kwargs["auth_strategy"] = _KeyLogin(self.address)
         pin = pinned(self.known_hosts)
         if pin is not None:
             name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
@@ -129,17 +122,14 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         self.client.close()
 
     def _raise_open_error(self, error: BaseException) -> None:
-        """Translate an error of opening into StrangeHost, AuthError or Unreachable; return for other errors."""
+        """Translate an error of opening into HostKeyMismatch or Unreachable; return for other errors."""
         where = f"ssh {self.user}@{bracketed(self.host)}:{self.port}"
-        alive = self.client.get_transport() is not None and self.client.get_transport().is_active()
         self.client.close()
         if isinstance(error, BadHostKeyException):
             raise HostKeyMismatch(
                 f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: a"
                 f" different machine answers at this address; no data was sent (the pin is in {self.known_hosts})"
             ) from None
-        if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
-            raise AuthError(f"{where}: the key {self.address.key} was refused: {error}") from None
         if isinstance(error, (SSHException, EOFError, OSError)):
             said = self.connect_kwargs["sock"].proxy_message()
             raise Unreachable(f"{where}: {said or error or 'the connection was closed'}") from None
@@ -175,6 +165,76 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
                 self.is_silent = True
                 with contextlib.suppress(OSError):  # the connection broke meanwhile
                     connected.shutdown(socket.SHUT_RDWR)
+
+
+class _KeyLogin:
+    """Login with the keys of an address: a strategy of paramiko, which by itself loses the reason of a refusal."""
+
+    def __init__(self, address: Address) -> None:
+        """Load the keys. Raises UsageError if no key can be used."""
+        self._address, self._where = address, f"ssh {address.place}"
+        self._keys, self._left_out = login_keys(address)
+
+    def authenticate(self, transport: Any) -> None:
+        """Offer the keys one after the other, each with its certificates first, as ssh does.
+
+        Raises AuthError if the machine refuses all keys, and UsageError if the ssh-agent refuses to sign.
+        """
+        farewells, refused = _farewells(transport), list[str]()
+        why, further = "", list[str]()
+        for path, key, certificate in self._offers():
+            key.public_blob = PublicBlob.from_file(str(certificate)) if certificate else None
+            try:
+                further = transport.auth_publickey(self._address.user, key)
+            except AuthenticationException as error:
+                is_refusal = transport.is_active() or any("authentication" in one.lower() for one in farewells)
+                if not is_refusal or "timeout" in str(error):
+                    raise
+                refused, why = [*refused, str(path)], farewells[-1] if farewells else str(error)
+                if isinstance(error, BadAuthenticationType) or farewells:
+                    break
+                continue
+            except SSHException as error:
+                if "used for signing" not in str(error):
+                    raise
+                raise UsageError(
+                    f"{self._where}: the ssh-agent refuses to sign with the key {path}: confirm the use of the key, "
+                    "or unlock the agent (ssh-add -X), then run the command again"
+                ) from None
+            if "publickey" not in further:  # the machine may ask for a second key
+                break
+        if further:
+            self._answer(transport, further)
+        elif not transport.is_authenticated():
+            names = list(dict.fromkeys(refused))
+            said = f"the key {names[0]} was refused" if len(names) == 1 else f"the keys {', '.join(names)} were refused"
+            raise AuthError("; ".join((f"{self._where}: {said}: {why}", *self._left_out)))
+
+    def _offers(self) -> Iterator[tuple[Path, Any, Path | None]]:
+        for one in self._keys:
+            for certificate in (*one.certificates, None):
+                yield one.path, one.key, certificate
+
+    def _answer(self, transport: Any, further: Sequence[str]) -> None:
+        """Answer the questions of a machine that accepts a key and asks for more. Raises AuthError."""
+        try:
+            transport.auth_interactive_dumb(self._address.user)
+        except AuthenticationException as error:
+            raise AuthError(
+                f"{self._where}: a key was accepted, but the machine also asks for {' or '.join(further)}: {error}"
+            ) from None
+
+
+def _farewells(transport: Any) -> list[str]:
+    """Return a list that receives the reason with which the machine closes the connection."""
+    heard: list[str] = []
+
+    def hear(message: Any) -> None:
+        message.get_int()
+        heard.append(message.get_text())
+
+    transport._parse_disconnect = hear
+    return heard
 
 
 class LocalConnection(fabric.Connection):  # type: ignore[misc]

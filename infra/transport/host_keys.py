@@ -1,16 +1,13 @@
-"""Pinned host keys of machines, and checks of the private keys for them.
+"""Pinned host keys of machines.
 
 First contact pins the machine's host key in a known_hosts file per machine. Later connections accept this key only.
 """
 
 import contextlib
-import os
-import shlex
 from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError, UsageError
-from infra.records import Address
 from store import local_files
 
 ALIAS = "pod"  # host name in every pod's known_hosts: the address may change, the host key may not
@@ -18,21 +15,6 @@ ALIAS = "pod"  # host name in every pod's known_hosts: the address may change, t
 
 class HostKeyMismatch(SlipwayError):
     """The host key differs from the pinned key; no data was sent."""
-
-
-def check_key(address: Address) -> None:
-    """Raise UsageError if the private key is missing or readable by other users, as `ssh` does."""
-    from infra.transport.private_keys import is_public
-
-    where, key = f"ssh {address.user}@{address.host}", Path(address.key)
-    if not key.is_file():
-        raise UsageError(f"{where}: the private key {address.key or '(none)'} is missing")
-    seen = key.stat()
-    if seen.st_uid == os.getuid() and seen.st_mode & 0o077 and not is_public(key):
-        raise UsageError(
-            f"{where}: the private key {key} (mode {seen.st_mode & 0o7777:03o}) is not used, because other users "
-            f"can read the key; run: chmod 600 {shlex.quote(str(key))}"
-        )
 
 
 class PinFirstKey:

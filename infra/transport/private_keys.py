@@ -1,16 +1,21 @@
-"""Private keys that only an ssh-agent can use: with a passphrase, of a security device, or given by the public key.
+"""The keys of an address: private keys in files, and keys that only an ssh-agent can use.
 
-    address  ->  `key_of`: the agent's key, a key with a certificate elsewhere, or None for a key that paramiko reads
+The latter have a passphrase, belong to a security device, or are given by the public key.
+
+    address  ->  `login_keys`: the usable keys in order, each with its certificates, and why other keys are left out
 
 The public part of a key decides which key of the agent is used: no other key of the agent is offered to a machine.
 """
 
 import base64
 import contextlib
+import io
+import os
 import shlex
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +27,115 @@ LOCKED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")  # PKCS 8, 
 KEY_BYTES = 64 << 10  # a private key is smaller
 
 
-def key_of(address: Address) -> Any:
-    """Return the `paramiko.PKey` for a key that only an agent can use, or that has a certificate in another place.
+@dataclass(frozen=True)
+class LoginKey:
+    path: Path
+    key: Any  # a paramiko.PKey
+    certificates: tuple[Path, ...] = ()
 
-    Return None for other keys. Raises UsageError if the key is not in the ssh-agent, or does not fit the certificate.
+
+def keys_of(address: Address) -> list[Path]:
+    """Return the files of all keys of an address, in the order in which the keys are offered."""
+    return [Path(one) for one in (address.key, *address.more_keys) if one]
+
+
+def login_keys(address: Address) -> tuple[list[LoginKey], list[str]]:
+    """Return the usable keys of an address, and the reasons against its other keys.
+
+    Raises UsageError if no key is usable.
     """
-    path, certificate = Path(address.key), address.certificate
-    if not (reason := why_agent(path)) and not certificate:
-        return None
-    from paramiko import PKey, SSHException, UnknownKeyType
+    usable, left_out = [], []
+    for path in keys_of(address):
+        try:
+            usable.append(_login_key(path, address))
+        except UsageError as error:
+            left_out.append(str(error))
+    if not usable:
+        raise UsageError(f"ssh {address.place}: {'; '.join(left_out) or 'the address names no key'}")
+    return usable, left_out
 
-    private = path.with_suffix("") if is_public(path) else path
-    found: Any = None
-    if reason:
-        beside, blob = path.with_name(f"{private.name}-cert.pub"), public_blob(path)
-        certificate = certificate or (str(beside) if beside.is_file() else "")
-        found = next((one for one in _agent_keys(address.agent) if one.asbytes() == blob), None)
-        if found is None:
-            place = f"SSH_AUTH_SOCK={shlex.quote(address.agent)} " if address.agent else ""
-            raise UsageError(
-                f"the private key {path} {reason}, and the ssh-agent {address.agent or 'of this machine'} does not "
-                f"hold the key; run: {place}ssh-add {shlex.quote(str(private))}"
-            )
+
+def _login_key(path: Path, address: Address) -> LoginKey:
+    if why := why_ignored(path):
+        raise UsageError(why)
+    reason = why_agent(path)
+    key = _agent_key(path, reason, address.agent) if reason else _private_key(path)
+    return LoginKey(path, key, certificates_of(path, address))
+
+
+def why_ignored(path: Path) -> str:
+    """Return why ssh ignores the file of a key, with the next command; "" for a file that ssh reads."""
+    if not os.path.isfile(path):
+        return f"the private key {path} is missing"
+    if not os.access(path, os.R_OK):
+        return f"key {path} cannot be read by this user; run: ls -l {shlex.quote(str(path))}"
+    seen = path.stat()
+    if seen.st_uid != os.getuid() or not seen.st_mode & 0o077 or is_public(path):
+        return ""
+    mode = seen.st_mode & 0o777
+    return f"key {path} has mode {mode:o}, so other users can read the key; run: chmod 600 {shlex.quote(str(path))}"
+
+
+def certificates_of(path: Path, address: Address) -> tuple[Path, ...]:
+    """Return the certificates of a key: named by the address, or beside the key. Like ssh, leave out all others."""
+    beside = path.with_name(f"{path.stem if is_public(path) else path.name}-cert.pub")
+    named = [one for one in dict.fromkeys((*map(Path, address.certificates), beside)) if os.path.isfile(one)]
+    blob = public_blob(path) if named else b""
+    return tuple(one for one in named if _certifies(one, blob))
+
+
+def _certifies(certificate: Path, blob: bytes) -> bool:
+    """Return whether a certificate is of the public key `blob` (PROTOCOL.certkeys: type, nonce, public key, ...)."""
     try:
-        found = PKey.from_path(path) if found is None else found
-        if certificate:
-            found.load_certificate(certificate)
-    except (OSError, ValueError, SSHException, UnknownKeyType) as error:
-        raise UsageError(f"the certificate {certificate} does not fit the key {path}: {error}") from None
+        kind, rest = _string(base64.b64decode(_content(certificate).split()[1]))
+        _, rest = _string(rest)
+        key_kind, key = _string(blob)
+    except (ValueError, IndexError, struct.error):
+        return False
+    return bool(key) and kind.startswith(key_kind.partition(b"@")[0] + b"-cert-") and rest.startswith(key)
+
+
+def _agent_key(path: Path, reason: str, agent: str) -> Any:
+    """Return the agent's key for a file. Raises UsageError if the agent does not hold the key."""
+    private, blob = path.with_suffix("") if is_public(path) else path, public_blob(path)
+    if not blob:
+        word = shlex.quote(str(path))
+        raise UsageError(
+            f"the private key {path} {reason}, and the ssh-agent finds the key by its public part, which is missing; "
+            f"run: ssh-keygen -y -f {word} > {word}.pub"
+        )
+    found = next((one for one in _agent_keys(agent) if one.blob == blob), None)
+    if found is None:
+        place = f"SSH_AUTH_SOCK={shlex.quote(agent)} " if agent else ""
+        raise UsageError(
+            f"the private key {path} {reason}, and the ssh-agent {agent or 'of this machine'} does not "
+            f"hold the key; run: {place}ssh-add {shlex.quote(str(private))}"
+        )
     return found
+
+
+def _private_key(path: Path) -> Any:
+    """Return the paramiko.PKey of a file in any format that ssh reads. Raises UsageError."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as form
+    from paramiko import ECDSAKey, Ed25519Key, RSAKey, SSHException
+
+    raw = _content(path)
+    try:
+        try:
+            found = form.load_ssh_private_key(raw, None)
+        except ValueError:
+            found = form.load_pem_private_key(raw, None)  # type: ignore[assignment]
+        kind = found.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).split()[0]
+        if kind == b"ssh-rsa":
+            return RSAKey(key=found)
+        text = found.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode()
+        return (Ed25519Key if kind == b"ssh-ed25519" else ECDSAKey).from_private_key(io.StringIO(text))
+    except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm, SSHException):
+        raise UsageError(
+            f"the private key {path} is not in a format that can be used (OpenSSH, PEM or PKCS 8, of the type RSA, "
+            f"ECDSA or Ed25519); run: ssh-keygen -y -f {shlex.quote(str(path))}"
+        ) from None
 
 
 def _agent_keys(place: str) -> Sequence[Any]:
@@ -89,6 +174,9 @@ def public_blob(path: Path) -> bytes:
     raw = _content(path)
     if b"OPENSSH PRIVATE KEY" in raw and (blob := _openssh(raw)[2]):
         return blob
+    if not why_agent(path):
+        with contextlib.suppress(UsageError):
+            return bytes(_private_key(path).asbytes())
     words = (raw if is_public(path) else _content(path.with_name(f"{path.name}.pub"))).split()
     try:
         return base64.b64decode(words[1]) if len(words) > 1 else b""
@@ -100,7 +188,7 @@ def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(KEY_BYTES)
-    except OSError:  # `check_key` reports a missing file
+    except OSError:  # `why_ignored` reports a missing file
         return b""
 
 

@@ -25,7 +25,7 @@ from infra.transport import channels
 from infra.transport.channels import Duplex, Framed, NoExitCode, StdinWriter, connection_loss_errors, says, silence
 from infra.transport.framing import Frame, NoFrame, login_line
 from infra.transport.host_keys import ALIAS
-from infra.transport.private_keys import why_agent
+from infra.transport.private_keys import certificates_of, keys_of, why_agent
 from infra.transport.protocol import (
     LIMIT_BYTES,
     OPEN_S,
@@ -176,11 +176,11 @@ class Ssh:
     def openssh_command(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
-        """Return the OpenSSH command for this machine: same private key, same host key, no forwarding."""
-        options = {**self.openssh_options, "BatchMode": "yes", "PasswordAuthentication": "no"}
-        flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-        key = self.address.key.replace("%", "%%")
-        line = ["ssh", "-F", "none", "-i", key, "-p", str(self.address.port), *flags, "-t" if is_terminal else "-T"]
+        """Return the OpenSSH command for this machine: same private keys, same host key, no forwarding."""
+        options = [*self.openssh_options, ("BatchMode", "yes"), ("PasswordAuthentication", "no")]
+        flags = [word for key in keys_of(self.address) for word in ("-i", str(key).replace("%", "%%"))]
+        flags += [word for key, value in options for word in ("-o", f"{key}={value}")]
+        line = ["ssh", "-F", "none", "-p", str(self.address.port), *flags, "-t" if is_terminal else "-T"]
         line += ["-l", self.address.user, "--", self.address.host]
         there = f"cd -- {shlex.quote(str(cwd))} && " if cwd is not None else ""
         if words is None and not there:
@@ -191,28 +191,28 @@ class Ssh:
         return [*line, begun.line]
 
     @property
-    def openssh_options(self) -> dict[str, str]:
+    def openssh_options(self) -> list[tuple[str, str]]:
         """Return the OpenSSH options to restrict a session to this machine, without forwarding."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
-        proxy = {"ProxyCommand": self.address.proxy.replace("%", "%%")} if self.address.proxy else {}
-        certificate = self.address.certificate.replace("%", "%%")
-        agent = self.address.agent.replace("%", "%%") if why_agent(Path(self.address.key)) else "none"
-        return {
-            **proxy,
-            "IdentitiesOnly": "yes",
-            **({"CertificateFile": f'"{certificate}"'} if certificate else {}),
-            **({"IdentityAgent": f'"{agent}"'} if agent else {}),
-            "StrictHostKeyChecking": "yes",
-            "HostKeyAlias": ALIAS,
-            "UserKnownHostsFile": f'"{pins}"',
-            "GlobalKnownHostsFile": "none",
-            "UpdateHostKeys": "no",
-            "ForwardAgent": "no",
-            "ForwardX11": "no",
-            "ConnectTimeout": f"{OPEN_S:.0f}",
-            "ServerAliveInterval": "4",
-            "ServerAliveCountMax": "3",
-        }
+        keys = keys_of(self.address)
+        certificates = [one for key in keys for one in certificates_of(key, self.address)]
+        agent = self.address.agent.replace("%", "%%") if any(map(why_agent, keys)) else "none"
+        return [
+            ("ProxyCommand", self.address.proxy.replace("%", "%%") or "none"),
+            ("IdentitiesOnly", "yes"),
+            *(("CertificateFile", f'"{one}"'.replace("%", "%%")) for one in dict.fromkeys(certificates)),
+            *([("IdentityAgent", f'"{agent}"')] if agent else []),
+            ("StrictHostKeyChecking", "yes"),
+            ("HostKeyAlias", ALIAS),
+            ("UserKnownHostsFile", f'"{pins}"'),
+            ("GlobalKnownHostsFile", "none"),
+            ("UpdateHostKeys", "no"),
+            ("ForwardAgent", "no"),
+            ("ForwardX11", "no"),
+            ("ConnectTimeout", f"{OPEN_S:.0f}"),
+            ("ServerAliveInterval", "4"),
+            ("ServerAliveCountMax", "3"),
+        ]
 
     @contextlib.contextmanager
     def open_duplex(self, script: str) -> Iterator["Duplex"]:

@@ -8,6 +8,7 @@ import contextlib
 import getpass
 import glob
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.transport.private_keys import keys_of
 from infra.transport.ssh import Ssh
 from store import local_files
 
@@ -30,7 +32,6 @@ _DIRECTIVE = re.compile(r"""\s*([^\s=#"]+)(?:\s*=\s*|\s+)(.*)""")
 PLAIN = {  # options protected from a user's `Host *`: target machine, key, no forwarding
     "BatchMode": "yes",
     "PasswordAuthentication": "no",
-    "ProxyCommand": "none",
     "ControlPath": "none",
 }
 MOST_INCLUDES = 16  # ssh's own limit
@@ -86,15 +87,15 @@ class PodNames:
 def block(name: str, token: str, way: Ssh) -> str:
     """Return the block of a pod. Raises UsageError for a path with characters not allowed in an ssh configuration."""
     _quoted(way.known_hosts)
-    told = {
-        "HostName": way.address.host.replace("%", "%%"),
-        "Port": str(way.address.port),
-        "User": way.address.user,
-        "IdentityFile": _quoted(Path(way.address.key)).replace("%", "%%"),
-        **way.openssh_options,
-        **PLAIN,
-    }
-    return f"# pod {name} {token}\nHost {name}\n" + "".join(f"  {key} {value}\n" for key, value in told.items())
+    told = [
+        ("HostName", way.address.host.replace("%", "%%")),
+        ("Port", str(way.address.port)),
+        ("User", way.address.user),
+        *(("IdentityFile", _quoted(one).replace("%", "%%")) for one in keys_of(way.address)),
+        *way.openssh_options,
+        *PLAIN.items(),
+    ]
+    return f"# pod {name} {token}\nHost {name}\n" + "".join(f"  {key} {value}\n" for key, value in told)
 
 
 def is_included(config: Path, line: str) -> bool:
@@ -153,13 +154,6 @@ def _quoted(path: Path) -> str:
     return f'"{text}"'
 
 
-# Keys of the ssh configuration that decide how a host is reached.
-DECIDING = {
-    *("hostname", "user", "port", "identityfile", "proxyjump", "proxycommand", "canonicalizehostname"),
-    *("certificatefile", "identityagent"),
-}
-
-
 @dataclass(frozen=True)
 class Resolved:
     host: str
@@ -167,7 +161,7 @@ class Resolved:
     port: int
     keys: tuple[Path, ...]  # in order of preference; may not exist
     proxy: str = ""  # see `Address`
-    certificate: str = ""
+    certificates: tuple[str, ...] = ()
     agent: str = ""
 
 
@@ -194,55 +188,68 @@ def _included(words: Sequence[str], config: Path) -> Iterator[Path]:
         yield from map(Path, sorted(glob.glob(str(base / os.path.expanduser(word)))))
 
 
-def has_patterns(config: Path, depth: int = 0, applies: bool = True) -> bool:
-    """Return whether lines of `config` and included files decide how a host is reached that no `Host` line names.
+def can_ask() -> bool:
+    """Return whether ssh is installed, and knows the user of this process."""
+    return bool(_own_home() and shutil.which("ssh"))
 
-    applies: whether the first lines, before any `Host` or `Match`, apply to such a host.
+
+def _own_home() -> str:
+    """Return the home in which ssh looks for its configuration: $HOME does not count. "" for an unknown user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _flags(config: Path) -> tuple[str, ...]:
+    """Return the flags with which ssh reads `config`.
+
+    Without flags, ssh reads the user's own file and the configuration of the system; `-F` excludes the latter.
     """
-    for key, words in _directives(config) if depth <= MOST_INCLUDES else ():
-        if key in ("host", "match"):
-            applies = key == "match" or bool(set("".join(words)) & set("*?!"))
-        elif key == "include":
-            if any(has_patterns(path, depth + 1, applies) for path in _included(words, config)):
-                return True
-        elif applies and key in DECIDING:
-            return True
-    return False
+    if os.path.realpath(config) == os.path.realpath(Path(_own_home(), ".ssh", "config")):
+        return ()
+    return ("-F", str(config) if config.is_file() else "none")
 
 
-def resolve(alias: str, config: Path, port: int | None = None) -> Resolved:
-    """Resolve a host to address, user, port, keys and proxy, as `ssh` does. `port`: overrides the configuration.
+def resolve(alias: str, config: Path, port: int | None = None, user: str = "") -> Resolved:
+    """Resolve a host to address, user, port, keys and proxy, as `ssh` does.
 
-    Raises UsageError if ssh is missing, if ssh rejects the file, or for a proxy that passes file descriptors.
+    `port`, `user`: override the configuration. Raises UsageError if ssh is missing, if ssh rejects the file, or for a
+    proxy that passes file descriptors.
     """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, but ssh is not installed; give the address of the machine")
-    line = ["ssh", "-G", "-F", str(config), *(("-p", str(port)) if port else ()), "--", alias]
+    given = [*(("-p", str(port)) if port else ()), *(("-l", user) if user else ())]
+    # ssh replaces the tokens in the path of a socket, but not in the paths of keys.
+    line = ["ssh", "-G", *_flags(config), "-o", "ControlPath=%C", *given, "--", alias]
     try:
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S)
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S)
     except subprocess.TimeoutExpired:  # a `Match exec` of the configuration
         raise UsageError(
             f"ssh -G {alias}: no answer in {ANSWER_S:g} s; check the `Match exec` lines of {config}"
         ) from None
     if done.returncode != 0:
-        raise UsageError(f"ssh -G {alias}: {' '.join(done.stderr.split())}")
-    said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
+        raise UsageError(f"ssh -G {alias}: {' '.join(os.fsdecode(done.stderr).split())}")
+    said = [line.partition(" ")[::2] for line in os.fsdecode(done.stdout).split("\n")]
     values = dict(reversed(said))
     host, port, user, local = values["hostname"], int(values["port"]), values["user"], socket.gethostname()
+    home = str(config.parent.parent if config.parent.name == ".ssh" else Path.home())
+    jump = "" if values.get("proxyjump", "none") == "none" else values["proxyjump"]
     tokens = {"%%": "%", "%h": host, "%p": values["port"], "%r": user, "%n": alias}
-    own = {"%d": str(Path.home()), "%u": getpass.getuser(), "%i": str(os.getuid()), "%l": local}
+    own = {"%d": home, "%u": getpass.getuser(), "%i": str(os.getuid()), "%l": local, "%j": jump}
     own |= {"%L": local.partition(".")[0], "%k": values.get("hostkeyalias", alias)}
+    own |= {"%C": values.get("controlpath", "")}
 
     def paths(name: str) -> list[str]:
-        written = [_expand(value, tokens | own) for key, value in said if key == name]
-        return [os.path.expanduser(os.path.expandvars(one)) for one in written]
+        written = [os.path.expandvars(_expand(value, tokens | own)) for key, value in said if key == name]
+        return [home + one[1:] if one.startswith("~/") else os.path.expanduser(one) for one in written]
 
     agent = next((one for one in paths("identityagent") if one != "SSH_AUTH_SOCK"), "")
-    certificate = next(filter(os.path.isfile, paths("certificatefile")), "")
+    certificates = tuple(filter(os.path.isfile, paths("certificatefile")))
     keys = tuple(map(Path, paths("identityfile")))
-    found = Resolved(host, user, port, keys, certificate=certificate, agent=agent)
-    if values.get("proxyjump", "none") != "none":
-        return replace(found, proxy=_jump(values["proxyjump"], found, config))
+    found = Resolved(host, user, port, keys, certificates=certificates, agent=agent)
+    if jump:
+        return replace(found, proxy=_jump(jump, found, config))
     if values.get("proxycommand", "none") == "none":
         return found
     if values.get("proxyusefdpass") == "yes":
@@ -257,6 +264,6 @@ def _expand(text: str, tokens: Mapping[str, str]) -> str:
 def _jump(jumps: str, to: Resolved, config: Path) -> str:
     """Return the `ssh` command that forwards its stdin and stdout through the jump hosts, as ssh does by itself."""
     *before, last = jumps.split(",")
-    words = ["ssh", "-F", str(config), "-o", "BatchMode=yes", *(("-J", ",".join(before)) if before else ())]
+    words = ["ssh", *_flags(config), "-o", "BatchMode=yes", *(("-J", ",".join(before)) if before else ())]
     last = last if last.startswith("ssh://") else f"ssh://{last}"
     return shlex.join([*words, "-W", f"[{to.host}]:{to.port}", "--", last])

@@ -3,9 +3,12 @@
 import getpass
 import json
 import os
+import pwd
 import re
+import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from infra.machines import inventory, pool_import
 from infra.records import Address
 from infra.settings import Settings
 from infra.transport import ssh_include
+from infra.transport.private_keys import keys_of
+from tests.needs import PRIVILEGE
 
 REPOSITORY = Path(__file__).parents[3]
 SKY = """
@@ -185,6 +190,131 @@ def test_tokens_and_variables_in_the_name_of_a_key_are_replaced(home, name, monk
     (home / ".ssh/config").write_text(f"Host box2\n  User bob\n  Port 77\n  IdentityFile {home}/{name}\n")
     (box,) = load(home, "p: {hosts: [box2]}")
     assert box.address.key == str(key)
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_tokens_that_only_ssh_knows_and_names_outside_of_utf_8_are_read(home):
+    """`%C` is a hash of the host's facts, `%j` the jump host."""
+    line = ["ssh", "-G", "-F", "none", "-p", "77", "-l", "bob", "-o", "ControlPath=%C", "192.0.2.9"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+    (mark,) = re.findall("^controlpath (.*)$", said, re.MULTILINE)
+    latin = f"{home}/.ssh/schl\xfcssel".encode("latin-1")
+    for name in (os.fsencode(f"{home}/{mark}"), os.fsencode(f"{home}/a@gate-key"), latin):
+        Path(os.fsdecode(name)).touch(mode=0o600)
+    (home / ".ssh/config").write_bytes(
+        f"# gr\xfc\xdfe\nHost one\n  HostName 192.0.2.9\n  User bob\n  Port 77\n  IdentityFile {home}/%C\n"
+        f"Host two\n  ProxyJump a@gate\n  IdentityFile {home}/%j-key\n"
+        f"Host three\n  IdentityFile ~/.ssh/schl\xfcssel\n".encode("latin-1")
+    )
+    one, two, three = load(home, "p: {hosts: [one, two, three]}")
+    assert (one.address.key, two.address.key) == (f"{home}/{mark}", f"{home}/a@gate-key")
+    assert os.fsencode(three.address.key) == latin and Address.parse(str(three.address)) == three.address
+    assert str(three.address).isascii()
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_the_user_of_an_entry_or_of_a_command_line_decides_which_lines_match(home):
+    """An alias brings its own user, which a typed user replaces."""
+    for name in ("root", "boxer", "ann"):
+        (home / f"{name}-key").touch(mode=0o600)
+    (home / ".ssh/config").open("a").write(
+        f"Match host *.lab user root\n  Port 2222\n  IdentityFile {home}/%r-key\n  ProxyCommand nc -u %r %h %p\n"
+        f"Match host *.lab user ann\n  Port 44\n  IdentityFile {home}/%r-key\n"
+        f"Host named.lab\n  User ann\n"
+    )
+    typed = [
+        inventory.reach(word, home / "no.yaml", home) for word in ("root@n1.lab", "ann@n1.lab:5", "root@named.lab")
+    ]
+    root, ann, named = typed
+    assert [reached(host) for host in typed] == [
+        "root@n1.lab:2222 root-key",
+        "ann@n1.lab:5 ann-key",
+        "root@named.lab:2222 root-key",
+    ]
+    assert [host.address.proxy for host in typed] == ["nc -u root n1.lab 2222", "", "nc -u root named.lab 2222"]
+    pool = "{user: root, hosts: [n1.lab, {ip: n2.lab, user: ann}, box]}"
+    assert [reached(host) for host in load(home, f"p: {pool}")] == [
+        "root@n1.lab:2222 root-key",
+        "ann@n2.lab:44 ann-key",
+        "boxer@9.9.9.9:77 boxkey",
+    ]
+
+
+SYSTEM = """
+umask 022; cat > "$0/system" && mount --bind "$0/system" /etc/ssh/ssh_config
+[ ! -d ~/.ssh ] || mount --bind "$0/empty" ~/.ssh
+exec "$@"
+"""
+LOADED = """
+import sys
+from pathlib import Path
+from infra.machines import inventory
+for host in inventory.load(Path(sys.argv[1])).hosts:
+    to = host.address
+    print(to.user, to.host, to.port, Path(to.key).name, to.proxy)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh", PRIVILEGE)
+def test_the_configuration_of_the_system_holds_as_for_ssh(tmp_path):
+    """A user without a configuration: ssh reads the file of the system, in a mount namespace of this test."""
+    if not Path("/etc/ssh/ssh_config").is_file():
+        pytest.skip("this system has no /etc/ssh/ssh_config")
+    (tmp_path / "key").touch(mode=0o600)
+    (tmp_path / "empty").mkdir(mode=0o700)
+    pools = tmp_path / "pools.yaml"
+    pools.write_text("p: {hosts: [n1.lab, 192.0.2.1]}")
+    config = f"Host *.lab\n  ProxyJump gate\n  Port 2222\n  User ann\nHost *\n  IdentityFile {tmp_path}/key\n"
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    line = ["unshare", "--mount", "sh", "-ec", SYSTEM, tmp_path, sys.executable, "-c", LOADED, pools]
+    done = subprocess.run(
+        line, input=config, capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, "HOME": home}
+    )
+    assert done.stdout.splitlines() == [
+        "ann n1.lab 2222 key ssh -o BatchMode=yes -W '[n1.lab]:2222' -- ssh://gate",
+        f"{pwd.getpwuid(os.getuid()).pw_name} 192.0.2.1 22 key ",
+    ], done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+@pytest.mark.parametrize("is_own", [True, False])
+def test_ssh_is_asked_for_every_host_and_chooses_the_files_itself_for_the_own_user(home, monkeypatch, is_own):
+    """A script notes the words, and asks the real ssh."""
+    (home / ".ssh/config").unlink()
+    (home / "bin").mkdir()
+    words, ssh = home / "words", shutil.which("ssh")
+    (home / "bin/ssh").write_text(f'#!/bin/sh\necho "$*" >> {words}\nexec {ssh} -F none "$@"\n')
+    (home / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+    if is_own:
+        monkeypatch.setattr(ssh_include, "_own_home", lambda: str(home))
+    load(home, "p: {hosts: [1.1.1.1, {ip: n1.lab, user: ann, port: 5}]}")
+    files = "" if is_own else "-F none "
+    assert words.read_text().splitlines() == [
+        f"-G {files}-o ControlPath=%C -- 1.1.1.1",
+        f"-G {files}-o ControlPath=%C -p 5 -l ann -- n1.lab",
+    ]
+
+
+def test_a_process_without_an_account_takes_hosts_as_written(home, monkeypatch):
+    """ssh refuses such a process, as in a container with a random number of the user."""
+    monkeypatch.undo()  # also of the marks of this test
+    monkeypatch.setattr(ssh_include, "_own_home", lambda: "")
+    assert [reached(host) for host in load(home, "p: {user: me, hosts: [1.1.1.1]}")] == ["me@1.1.1.1:22 id_rsa"]
+
+
+@pytest.mark.parametrize("names", [["id_ed25519_sk.pub"], ["id_ed25519", "id_ecdsa_sk", "id_rsa"]])
+def test_keys_under_their_usual_names_are_offered_without_ssh(home, names):
+    (home / ".ssh/id_rsa").unlink()
+    for name in names:
+        (home / ".ssh" / name).write_text("sk-ssh-ed25519@openssh.com AAAA")
+        (home / ".ssh" / name).chmod(0o600)
+    (host,) = load(home, "p: {user: me, hosts: [1.1.1.1]}")
+    assert [key.name for key in keys_of(host.address)] == names
 
 
 @pytest.mark.process

@@ -1,6 +1,7 @@
-"""Machines behind jump hosts and proxy commands, and keys that only an ssh-agent can use, with real OpenSSH."""
+"""Machines behind jump hosts and proxy commands, keys in files and in an ssh-agent, certificates: with real OpenSSH."""
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -14,12 +15,12 @@ import pytest
 from infra.errors import AuthError, UsageError
 from infra.machines import inventory
 from infra.records import Address
-from infra.transport.private_keys import key_of, public_blob, why_agent
+from infra.transport.private_keys import keys_of, public_blob, why_agent, why_ignored
 from infra.transport.protocol import Unreachable
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import resolve
-from tests.hosts import loopback
+from tests.hosts import loopback, until
 from tests.hosts import sshd as sshd
 from tests.infra.transport.test_push import TOKEN, make_pod
 
@@ -31,6 +32,41 @@ WORDS = "a b'c"
 def reach(address, folder, **more):
     with Ssh(replace(address, **more), folder / "known_hosts") as machine:
         yield machine
+
+
+def check_login(address, folder, **more):
+    """Log in by Slipway, and by the command for the system's ssh."""
+    with reach(address, folder, **more) as machine:
+        assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
+        line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
+        done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert done.stdout == "by ssh\n", done.stderr
+
+
+def check_refusal(address, folder, error, said, **more):
+    with pytest.raises(error) as refused, reach(address, folder, **more) as machine:
+        machine.run(["true"], timeout_s=60.0)
+    assert said in str(refused.value), refused.value
+
+
+def new_key(path: Path, kind: str = "ed25519", words: str = "") -> Path:
+    """Create a private key, of a kind such as `rsa-PEM`: type, and format unless OpenSSH."""
+    name, _, form = kind.partition("-")
+    line = ["ssh-keygen", "-q", "-t", name, *(("-m", form) if form else ()), "-C", "", "-N", words, "-f", path]
+    subprocess.run(line, check=True)
+    return path
+
+
+def allow(host, *keys: Path) -> None:
+    """Let the machine accept further keys."""
+    allowed = host.folder / "user.pub"
+    allowed.write_text("".join([allowed.read_text(), *(Path(f"{key}.pub").read_text() for key in keys)]))
+
+
+def sign(key: Path, authority: Path, user: str) -> Path:
+    """Return a new certificate of a key."""
+    subprocess.run(["ssh-keygen", "-q", "-s", authority, "-I", "test", "-n", user, f"{key}.pub"], check=True)
+    return Path(f"{key}-cert.pub")
 
 
 def jump_config(folder: Path, address) -> Path:
@@ -103,11 +139,7 @@ def test_a_key_with_a_passphrase_is_used_from_the_agent_alone(sshd, tmp_path, ag
     line = ["ssh-keygen", "-q", "-t", kind.partition("-")[0], *form, "-C", ""]
     subprocess.run([*line, "-N", WORDS, "-f", key], check=True)
     subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", other], check=True)
-    assert (
-        why_agent(key) == "has a passphrase"
-        and why_agent(other) == ""
-        and key_of(replace(sshd.address, key=str(other))) is None
-    )
+    assert why_agent(key) == "has a passphrase" and why_agent(other) == ""
     assert public_blob(key) and public_blob(key) != public_blob(other)
     agent(other)
     with (
@@ -148,7 +180,7 @@ def test_a_key_given_by_its_public_key_is_used_from_the_agent(sshd, tmp_path, ag
         line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
         done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         assert done.stdout == "by ssh\n", done.stderr
-    inventory.refuse_readable(public)
+    assert why_ignored(public) == ""
 
 
 @pytest.mark.day_cases(1)
@@ -191,13 +223,13 @@ def test_certificate_and_agent_of_the_ssh_configuration_are_used(tmp_path, agent
             f"  IdentityFile {key}\n"
         )
         found = inventory.address_of({"ip": "signed"}, ssh, {"signed"})
-        assert Address.parse(str(found)) == found and found.certificate == f"{ssh}/my certificate.pub"
+        assert Address.parse(str(found)) == found and found.certificates == (f"{ssh}/my certificate.pub",)
         with reach(found, tmp_path) as machine:
             assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
             line = machine.openssh_command(["echo", "by ssh"], is_terminal=False)
             done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             assert done.stdout == "by ssh\n", done.stderr
-        with pytest.raises(AuthError), reach(found, tmp_path, certificate="") as machine:
+        with pytest.raises(AuthError), reach(found, tmp_path, certificates=()) as machine:
             machine.run(["true"], timeout_s=60.0)
         if words:
             absent = (
@@ -205,3 +237,166 @@ def test_certificate_and_agent_of_the_ssh_configuration_are_used(tmp_path, agent
             )
             with pytest.raises(UsageError, match=absent), reach(found, tmp_path, agent=f"{tmp_path}/gone") as machine:
                 machine.run(["true"], timeout_s=60.0)
+
+
+@pytest.mark.day_cases(4)
+@pytest.mark.parametrize("kind", ["rsa-PEM", "ecdsa", "rsa-PKCS8", "ed25519", "rsa", "ecdsa-PEM", "ecdsa-PKCS8"])
+def test_a_key_of_each_kind_and_format_is_used_or_named_as_refused(sshd, tmp_path, kind):
+    key = new_key(tmp_path / "key", kind)
+    check_refusal(sshd.address, tmp_path, AuthError, f"the key {key} was refused: Authentication failed", key=str(key))
+    allow(sshd, key)
+    check_login(sshd.address, tmp_path, key=str(key))
+
+
+def test_a_file_that_is_no_key_is_named(sshd, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+    key.chmod(0o600)
+    check_refusal(sshd.address, tmp_path, UsageError, f"{key} is not in a format that can be used", key=str(key))
+
+
+def test_keys_are_offered_in_order_until_the_machine_accepts_one(sshd, tmp_path, agent):
+    old, locked = new_key(tmp_path / "old", "rsa"), new_key(tmp_path / "locked", "ed25519", WORDS)
+    absent, good = str(tmp_path / "absent"), sshd.address.key
+    check_login(sshd.address, tmp_path, key=str(old), more_keys=(str(locked), absent, good))
+    check_login(sshd.address, tmp_path, key=absent, more_keys=(good,))
+    keys = {"key": str(old), "more_keys": (str(locked), absent)}
+    for said in (
+        f"the key {old} was refused: Authentication failed",
+        f"{locked} has a passphrase, and the ssh-agent of this machine does not hold the key; run: ssh-add {locked}",
+        f"the private key {absent} is missing",
+    ):
+        check_refusal(sshd.address, tmp_path, AuthError, said, **keys)
+    agent(locked)
+    check_refusal(sshd.address, tmp_path, AuthError, f"the keys {old}, {locked} were refused", **keys)
+    allow(sshd, locked)
+    check_login(sshd.address, tmp_path, **keys)
+    check_refusal(
+        sshd.address,
+        tmp_path,
+        UsageError,
+        f"ssh {sshd.address.place}: the private key {absent} is missing; the private key {absent}2 is missing",
+        key=absent,
+        more_keys=(f"{absent}2",),
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_machine_that_counts_attempts_refuses_the_keys_and_is_reachable(tmp_path, number):
+    keys = [str(new_key(tmp_path / f"key{one}")) for one in range(number)]
+    with loopback(tmp_path, options=["-o", f"MaxAuthTries={number}"]) as host:
+        more = {"key": keys[0], "more_keys": (*keys[1:], host.address.key)}
+        check_refusal(host.address, tmp_path, AuthError, "Too many authentication failures", **more)
+
+
+def test_a_machine_may_ask_for_two_keys(tmp_path):
+    key = new_key(tmp_path / "second")
+    with loopback(tmp_path, options=["-o", "AuthenticationMethods=publickey,publickey"]) as host:
+        check_refusal(host.address, tmp_path, AuthError, "a key was accepted, but the machine also asks for publickey")
+        allow(host, key)
+        check_login(host.address, tmp_path, more_keys=(str(key),))
+
+
+def test_the_configuration_names_the_offered_keys(sshd, tmp_path, agent):
+    """Check several IdentityFile lines, default keys beside other lines, and a public key alone."""
+    ssh, to = tmp_path / "home/.ssh", sshd.address
+    ssh.mkdir(parents=True)
+    old, good = new_key(ssh / "id_rsa", "rsa"), ssh / "id_ed25519"
+    good.write_bytes(Path(to.key).read_bytes())
+    good.chmod(0o600)
+    (ssh / "work.pub").write_bytes((sshd.folder / "user.pub").read_bytes())
+    head = f"  HostName {to.host}\n  Port {to.port}\n  User {to.user}\n"
+    (ssh / "config").write_text(
+        f"Host default*\n{head}Host lines\n{head}  IdentityFile {old}\n  IdentityFile {good}\n"
+        f"Host work\n{head}  IdentityFile ~/.ssh/work\n"
+    )
+    hosts = {"default1": (old, good), "lines": (old, good), "work": (ssh / "work.pub",)}
+    (tmp_path / "pools.yaml").write_text(f"p: {{hosts: [{', '.join(hosts)}]}}")
+    found = inventory.load(tmp_path / "pools.yaml", ssh.parent)
+    assert not found.unusable and {one.name: tuple(keys_of(one.address)) for one in found.hosts} == hosts
+    check_refusal(found.find("work").address, tmp_path, UsageError, f"run: ssh-add {ssh}/work")
+    agent(good)
+    for host in found.hosts:
+        check_login(host.address, tmp_path)
+        assert Address.parse(str(host.address)) == host.address
+
+
+def test_a_key_of_the_agent_alone_is_used_by_its_public_key(sshd, tmp_path, agent):
+    agent(Path(sshd.address.key))
+    (tmp_path / ".ssh").mkdir()
+    pools, to = tmp_path / "pools.yaml", sshd.address
+    entry = f"ip: {to.host}, port: {to.port}, user: {to.user}"
+    pools.write_text(f"p: {{hosts: [{{{entry}}}]}}")
+    (bad,) = inventory.load(pools, tmp_path).unusable
+    assert "a file with the public key, which this command prints: ssh-add -L" in bad.why
+    listed = subprocess.run(["ssh-add", "-L"], capture_output=True, check=True).stdout
+    (tmp_path / "agent key").write_bytes(listed)
+    pools.write_text(f"p: {{hosts: [{{{entry}, identity_file: {tmp_path}/agent key}}]}}")
+    check_login(inventory.load(pools, tmp_path).hosts[0].address, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["rsa-PEM"])
+def test_a_locked_key_without_its_public_part_is_named(sshd, tmp_path, agent, kind):
+    key = new_key(tmp_path / "locked", kind, WORDS)
+    allow(sshd, key)
+    agent(key)
+    public = Path(f"{key}.pub").read_bytes()
+    Path(f"{key}.pub").unlink()
+    said = f"the key by its public part, which is missing; run: ssh-keygen -y -f {key} > {key}.pub"
+    check_refusal(sshd.address, tmp_path, UsageError, said, key=str(key))
+    Path(f"{key}.pub").write_bytes(public)
+    check_login(sshd.address, tmp_path, key=str(key))
+
+
+def test_an_agent_that_refuses_to_sign_is_named(sshd, tmp_path, monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="agent-") as folder:
+        deny = {**os.environ, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
+        place = Path(folder, "socket")
+        agent = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL, env=deny)
+        try:
+            until(place.exists, "an agent")
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
+            subprocess.run(["ssh-add", "-q", "-c", sshd.address.key], check=True)
+            said = "the ssh-agent refuses to sign with the key"
+            check_refusal(sshd.address, tmp_path, UsageError, said, key=str(sshd.folder / "user.pub"))
+        finally:
+            agent.terminate()
+            agent.wait()
+
+
+@pytest.mark.day_cases(2)
+@pytest.mark.parametrize("kind", ["ed25519", "rsa-PEM", "ecdsa"])
+def test_a_certificate_of_another_key_is_left_out(sshd, tmp_path, kind):
+    """The other key has the same type, or another one; a certificate without effect does not hide its plain key."""
+    key, authority, user = new_key(tmp_path / "key", kind), new_key(tmp_path / "authority"), sshd.address.user
+    allow(sshd, key)
+    others = [new_key(tmp_path / f"other{n}", one) for n, one in enumerate((kind.partition("-")[0], "rsa", "ed25519"))]
+    foreign = [str(sign(one, authority, user)) for one in others]
+    (tmp_path / "damaged").write_text("ssh-ed25519-cert-v01@openssh.com AAAA")
+    certificates = (*foreign, str(tmp_path / "damaged"), str(sign(key, authority, user)))
+    check_login(sshd.address, tmp_path, key=str(key), certificates=certificates)
+
+
+def test_each_key_has_its_own_certificate(tmp_path):
+    keys, authority = [new_key(tmp_path / one) for one in ("first", "second")], new_key(tmp_path / "authority")
+    with loopback(tmp_path, options=["-o", f"TrustedUserCAKeys={authority}.pub"]) as host:
+        names = ("somebody", host.address.user)
+        signed = [sign(key, authority, name) for key, name in zip(keys, names, strict=True)]
+        moved = [str(one.rename(tmp_path / f"certificate {n}")) for n, one in enumerate(signed)]
+        more = {"key": str(keys[0]), "more_keys": (str(keys[1]),)}
+        check_refusal(host.address, tmp_path, AuthError, f"the keys {keys[0]}, {keys[1]} were refused", **more)
+        check_login(host.address, tmp_path, certificates=tuple(moved), **more)
+
+
+@pytest.mark.parametrize("form", ["ip", "alias"])
+def test_an_address_with_a_zone_is_reached(tmp_path, form):
+    """A number is a zone of any address; the name of an interface is a zone of a link-local address."""
+    (tmp_path / ".ssh").mkdir()
+    with loopback(tmp_path, listen="::1") as host:
+        to = host.address
+        (tmp_path / ".ssh/config").write_text(f"Host box\n  HostName ::1%%1\n  IdentityFile {to.key}\n")
+        entry = {"ip": "::1%1" if form == "ip" else "box", "port": to.port, "identity_file": to.key, "user": to.user}
+        (tmp_path / "pools.yaml").write_text(json.dumps({"p": {"hosts": [entry]}}))
+        (found,) = inventory.load(tmp_path / "pools.yaml", tmp_path).hosts
+        assert found.address.host == "::1%1" and Address.parse(str(found.address)) == found.address
+        check_login(found.address, tmp_path)
