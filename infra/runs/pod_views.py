@@ -208,7 +208,12 @@ def _ssh(op: Op) -> str:
     if not (op.address or "").startswith("ssh://"):
         return ""
     to = Address.parse(op.address or "")
-    return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
+    options = [("IdentitiesOnly", "yes"), *(("CertificateFile", f'"{one}"') for one in to.certificates)]
+    options += [("IdentityAgent", f'"{to.agent}"')] if to.agent else []
+    options += [("ProxyCommand", to.proxy)] if to.proxy else []
+    words = [word for key in (to.key, *to.more_keys) for word in ("-i", key.replace("%", "%%"))]
+    words += [word for name, one in options for word in ("-o", f"{name}={one}".replace("%", "%%"))]
+    return shlex.join(["ssh", *words, "-p", str(to.port), f"{to.user}@{to.host}"])
 
 
 def _ends(op: Op, seen: Observation, now: Clocks, excess: LimitOverrun) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
 """`ssh RUN`: the system's own ssh reaches a pod by name, and never a different machine."""
 
 import json
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +14,12 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from infra.records import Address
-from infra.runs import ssh_names
+from infra.runs import pod_views, ssh_names
 from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import PodNames, block, include, is_included, leave_out
+from tests.hosts import make_key
 from tests.hosts import sshd as sshd
 from tests.world import World
 
@@ -62,6 +66,45 @@ def test_blocks_are_written_read_and_replaced(tmp_path):
 def test_a_path_with_special_meaning_to_ssh_is_refused(tmp_path, letter):
     with pytest.raises(UsageError, match="is not valid in a config file of ssh"):
         block("run", "token", way(tmp_path, f"a{letter}b"))
+
+
+@pytest.mark.process
+@pytest.mark.needs("sshd", "ssh", "ssh-keygen")
+def test_ssh_reaches_a_pod_behind_a_proxy_by_its_name(sshd, tmp_path):
+    """The user's own `Host *` sends the name elsewhere; the first key is refused, and the second accepted."""
+    to = replace(
+        sshd.address,
+        host="inner%1.lab",
+        proxy=f"{sys.executable} {tmp_path}/relay.py {sshd.address.port} 100%",
+        key=str(make_key(tmp_path / "other key")),
+        more_keys=(sshd.address.key,),
+    )
+    (tmp_path / "relay.py").write_text(RELAY)
+    with Ssh(to, tmp_path / "known") as way:
+        assert way.run(["true"], timeout_s=60).exited == 0
+        (tmp_path / "config").write_text(f"{block('run-1', 'sw1-x-1', way)}Host *\n  ProxyJump nowhere.invalid\n")
+    line = ["ssh", "-F", tmp_path / "config", "run-1", "echo", "hello"]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.stdout == "hello\n", done.stderr
+    # `status --json` shows the same way, which pins no host key.
+    words = shlex.split(pod_views._ssh(SimpleNamespace(address=str(to))))
+    line = [words[0], "-F", "none", "-o", f"UserKnownHostsFile={tmp_path}/hosts", "-o", "StrictHostKeyChecking=no"]
+    done = subprocess.run([*line, *words[1:], "echo hello"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.stdout == "hello\n", done.stderr
+
+
+RELAY = """
+import os, socket, sys, threading
+assert sys.argv[2] == "100%"
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def back():
+    while piece := link.recv(65536):
+        os.write(1, piece)
+    os._exit(0)
+threading.Thread(target=back, daemon=True).start()
+while piece := os.read(0, 65536):
+    link.sendall(piece)
+"""
 
 
 @pytest.mark.process
