@@ -1,19 +1,19 @@
 """Survey of the inventory: tests which machines are reachable and have the promised hardware."""
 
-import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from infra.errors import AuthError, SlipwayError
+from infra.errors import AuthError, SlipwayError, UsageError
 from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, map_parallel
 from infra.machines.inventory import Host
 from infra.market import gpus
 from infra.records import Request
 from infra.transport.framing import shown
 from infra.transport.host_keys import HostKeyMismatch
+from infra.transport.private_keys import keys_of, why_ignored
 from infra.transport.protocol import Transport, Unreachable
 
 LOOK_S = 45.0
@@ -155,31 +155,34 @@ def _facts(host: Host, connect: Connect) -> dict[str, Any]:
 
 def _unreachable(host: Host, error: SlipwayError) -> str:
     to = host.address
+    keys = " or ".join(map(str, keys_of(to)))
     advice = _careless(host) or _advice(host, error)
-    return f"cannot be reached as {to.user}@{to.host} port {to.port} with key {to.key}: {error}; {advice}"
+    said = f"cannot be reached as {to.user}@{to.host} port {to.port} with key {keys}: {error}"
+    return f"{said}; {advice}" if advice and advice not in said else said
 
 
 def _advice(host: Host, error: SlipwayError) -> str:
-    """Return advice for an error: wrong user or key for a refused login, waiting for a machine still booting."""
+    """Return advice for an error: of this machine, of the way to the machine, of the login, or of a boot."""
     to, said = host.address, str(error).lower()
+    if isinstance(error, UsageError):  # of this machine: the message ends with the next command
+        return ""
     if isinstance(error, AuthError):
+        words = ["ssh-copy-id", "-i", to.key, *(("-p", str(to.port)) if to.port != 22 else ())]
+        words += ["-o", f"ProxyCommand={to.proxy.replace('%', '%%')}"] if to.proxy else []
         return (
             f"the machine answers, but refuses this user with this key: correct `user` ({to.user}) or "
             f"`identity_file` in the inventory, or install the key: "
-            f"ssh-copy-id -i {to.key} {to.user}@{to.host}"
+            f"{shlex.join([*words, f'{to.user}@{to.host}'])}"
         )
     if "name or service not known" in said or "could not resolve" in said or "nodename nor servname" in said:
-        return f"the host name cannot be resolved: correct `ip` ({to.host}) in the inventory"
+        where = "`ip` or ProxyJump" if to.proxy else "`ip`"
+        return f"the host name cannot be resolved: correct {where} ({to.host}) in the inventory or ~/.ssh/config"
+    if "proxy: " in said and "stdio forwarding failed" not in said:  # of `ssh -W`: the jump host works
+        return f"the way to the machine fails: correct ProxyJump or ProxyCommand in ~/.ssh/config, and try: {to.proxy}"
     return "a newly rented machine takes 2 to 5 minutes to boot: try again"
 
 
 def _careless(host: Host) -> str:
-    """Return the problem of the key file, "" = no problem: missing, unreadable, or readable by other users."""
-    key = Path(host.address.key)
-    try:
-        mode = key.stat().st_mode & 0o777
-    except OSError as error:
-        return f"key {key}: {error.strerror}"
-    if not os.access(key, os.R_OK):
-        return f"key {key} cannot be read"
-    return f"key {key} has mode {mode:o}, so other users can read the key; run: chmod 600 {key}" if mode & 0o077 else ""
+    """Return why no key of the machine can be used, "" = no problem: missing, unreadable, or readable by others."""
+    reasons = [why_ignored(one) for one in keys_of(host.address)]
+    return reasons[0] if all(reasons) else ""

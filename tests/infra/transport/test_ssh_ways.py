@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import AuthError, UsageError
-from infra.machines import inventory
+from infra.machines import inventory, survey
 from infra.records import Address
 from infra.transport.private_keys import keys_of, public_blob, why_agent, why_ignored
 from infra.transport.protocol import Unreachable
@@ -386,6 +386,23 @@ def test_each_key_has_its_own_certificate(tmp_path):
         more = {"key": str(keys[0]), "more_keys": (str(keys[1]),)}
         check_refusal(host.address, tmp_path, AuthError, f"the keys {keys[0]}, {keys[1]} were refused", **more)
         check_login(host.address, tmp_path, certificates=tuple(moved), **more)
+
+
+def test_a_jump_host_that_refuses_is_no_machine_that_boots(sshd, tmp_path):
+    config = jump_config(tmp_path, sshd.address)
+    config.write_text(config.read_text().replace(sshd.address.key, str(new_key(tmp_path / "unknown"))))
+    proxy = resolve("inner", config).proxy
+    host = inventory.Host(pool="p", name="inner", address=replace(sshd.address, proxy=proxy))
+    (look,) = survey.reachable([host], lambda host: Ssh(host.address, tmp_path / "known_hosts"))
+    assert "Permission denied" in look.problem and look.problem.endswith(f"and try: {proxy}")
+    assert "boot" not in look.problem
+
+
+def test_a_machine_that_a_jump_host_does_not_reach_may_boot(sshd, tmp_path):
+    proxy = resolve("inner", jump_config(tmp_path, sshd.address), port=1).proxy
+    host = inventory.Host(pool="p", name="inner", address=replace(sshd.address, proxy=proxy))
+    (look,) = survey.reachable([host], lambda host: Ssh(host.address, tmp_path / "known_hosts"))
+    assert "stdio forwarding failed" in look.problem and look.problem.endswith("to boot: try again")
 
 
 @pytest.mark.parametrize("form", ["ip", "alias"])
