@@ -307,13 +307,19 @@ def _dial(address: Address) -> _CountingSocket:
 
 
 def _dial_proxy(command: str) -> _CountingSocket:
-    """Return a socket to the stdin and stdout of a proxy, which ends when the socket is closed."""
+    """Return a socket to the stdin and stdout of a proxy, which ends when the socket is closed.
+
+    The command runs in the shell of the user, as ssh runs a ProxyCommand. Raises UsageError without this shell.
+    """
+    shell = os.environ.get("SHELL") or "/bin/sh"
+    if not shutil.which(shell):
+        raise UsageError(f"the shell {shell} of the variable SHELL does not exist, so the proxy cannot run: {command}")
     ours, theirs = socket.socketpair()
     counted = _CountingSocket(ours.family, ours.type, ours.proto, fileno=ours.detach())
     counted.proxy_errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the socket)
     with theirs:
         counted.proxy = subprocess.Popen(
-            ["sh", "-c", f"exec {command}"],
+            [shell, "-c", f"exec {command}"],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=counted.proxy_errors,

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from infra.transport.ssh_include import resolve
 from tests.hosts import loopback, until
 from tests.hosts import sshd as sshd
 from tests.infra.transport.test_push import TOKEN, make_pod
+from tests.infra.transport.test_ssh_include import RELAY
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh", "ssh-keygen", "ssh-agent", "ssh-add")]
 WORDS = "a b'c"
@@ -386,6 +388,21 @@ def test_each_key_has_its_own_certificate(tmp_path):
         more = {"key": str(keys[0]), "more_keys": (str(keys[1]),)}
         check_refusal(host.address, tmp_path, AuthError, f"the keys {keys[0]}, {keys[1]} were refused", **more)
         check_login(host.address, tmp_path, certificates=tuple(moved), **more)
+
+
+def test_a_proxy_command_runs_in_the_shell_of_the_user(sshd, tmp_path, monkeypatch):
+    """`sh` does not know `>(...)`; the system's ssh, which runs the same command, uses this shell too."""
+    shell, mark = tmp_path / "my shell", tmp_path / "mark"
+    shell.write_text(f'#!/bin/sh\necho "$1" >> {mark}\nexec bash "$@"\n')
+    shell.chmod(0o755)
+    monkeypatch.setenv("SHELL", str(shell))
+    to = sshd.address
+    (tmp_path / "relay.py").write_text(RELAY)
+    relay = f"{sys.executable} {tmp_path}/relay.py {to.port} 100% 2> >(cat >/dev/null)"
+    check_login(to, tmp_path, proxy=relay)
+    assert mark.read_text() == "-c\n-c\n"
+    monkeypatch.setenv("SHELL", str(tmp_path / "absent"))
+    check_refusal(to, tmp_path, UsageError, f"the shell {tmp_path}/absent of the variable SHELL", proxy=relay)
 
 
 def test_a_jump_host_that_refuses_is_no_machine_that_boots(sshd, tmp_path):
