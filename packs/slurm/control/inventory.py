@@ -15,6 +15,7 @@
 error names file and cluster.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ _TIME = re.compile(
     r"((?P<days>[0-9]{1,4})-(?P<hours>[0-9]{1,5})(:(?P<minutes>[0-9]{1,5})(:(?P<seconds>[0-9]{1,5}))?)?)"
     r"|((?P<h>[0-9]{1,5}):)?(?P<m>[0-9]{1,7})(:(?P<s>[0-9]{1,5}))?"
 )
+UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 # Sites name accounts after projects and hardware, such as `abc@v100`.
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:/-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -63,7 +65,7 @@ class Queue:
 
     account: str = ""
     qos: str = ""
-    time_s: float | None = None
+    time_s: float | None = None  # infinite: without a limit
     micro_usd_per_hour: int = 0  # price of a node
     options: tuple[str, ...] = ()  # further sbatch options, passed through
 
@@ -154,8 +156,12 @@ def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
     check_keys(where, body, CLUSTER_KEYS)
     try:
         check_name(name)
-        if not isinstance(body.get("host"), str) or not inventory.HOST.fullmatch(body["host"]):
-            raise UsageError("`host` must be the address of the login node, or an alias of the ssh config, as text")
+        parts = inventory.parts_of(body.get("host"), "host")
+        if not isinstance(body.get("host"), str) or not inventory.HOST.fullmatch(body["host"]) or parts:
+            advice = f"; write: {parts}" if parts else ""
+            raise UsageError(
+                f"`host` must be the address of the login node, or an alias of the ssh config, as text{advice}"
+            )
         known = set(ssh_include.aliases(ssh / "config"))
         address = inventory.address_of({**body, "ip": body["host"]}, ssh, known)
         common, python = _queue(body), text_of(body, "python") or "python3"
@@ -175,7 +181,9 @@ def _partitions(where: str, body: Mapping[str, Any]) -> Mapping[str, Queue]:
     found = {}
     for name, own in said.items():
         place = f"{where}, partition {name}"
-        if not isinstance(name, str) or not _WORD.fullmatch(name):
+        if not isinstance(name, str):
+            raise UsageError(f"{place}: the name must be text; put the name in quotes")
+        if not _WORD.fullmatch(name):
             raise UsageError(f"{place}: the name of a partition consists of letters, digits and ._-")
         check_keys(place, own or {}, QUEUE_KEYS)
         try:
@@ -201,6 +209,8 @@ def _queue(said: Mapping[str, Any]) -> Queue:
 def _time_s(text: str) -> float | None:
     """Return the seconds of a duration, ours (24h) or Slurm's; None for an empty text. Raises UsageError."""
     text = text.strip()
+    if text.upper() in UNLIMITED:
+        return math.inf
     found = _TIME.fullmatch(text)
     if found is None:
         try:
@@ -214,10 +224,7 @@ def _time_s(text: str) -> float | None:
         parts = {"m": parts["h"], "s": parts["m"]}
     hours = parts.get("days", 0) * 24 + parts.get("hours", parts.get("h", 0))
     minutes = hours * 60 + parts.get("minutes", parts.get("m", 0))
-    time_s = minutes * 60 + parts.get("seconds", parts.get("s", 0))
-    if not time_s:
-        raise UsageError(f"time: {text!r} is no time")
-    return float(time_s)
+    return float(minutes * 60 + parts.get("seconds", parts.get("s", 0))) or math.inf  # for sbatch, zero is no limit
 
 
 def _options(said: Any) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def options_of(cluster: SlurmCluster, request: Request, offer: Offer, limits: Li
     limit_s = hard_limit_s(limits)
     time_s = limit_s + SLACK_S if limit_s is not None else known.time_s
     if time_s is not None:
-        options.append(f"--time={max(1, math.ceil(time_s / 60))}")
+        options.append(f"--time={'UNLIMITED' if time_s == math.inf else max(1, math.ceil(time_s / 60))}")
     return [*options, *known.options]
 
 

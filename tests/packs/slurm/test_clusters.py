@@ -1,6 +1,7 @@
 """The inventory of clusters: content, and refusals with the place."""
 
 import json
+import math
 
 import pytest
 
@@ -49,10 +50,11 @@ SBATCH_TIMES = {
     "90": 5400, "90:30": 5430, "12:30:15": 45_015, "2-12": 216_000, "1-12:30": 131_400, "1-12:00:00": 129_600,
     "0-00:10": 600, "36:00:00": 129_600,
 }  # fmt: skip
+NO_TIMES = dict.fromkeys(("UNLIMITED", "infinite", "0", "-1", "0:00"), math.inf)
 OUR_TIMES = {"24h": 86_400, "1.5d": 129_600, "90s": 90, " 60 ": 3600}
 
 
-@pytest.mark.parametrize(("text", "seconds"), {**SBATCH_TIMES, **OUR_TIMES}.items())
+@pytest.mark.parametrize(("text", "seconds"), {**SBATCH_TIMES, **NO_TIMES, **OUR_TIMES}.items())
 @pytest.mark.parametrize("quote", ["", '"'])
 def test_times_are_those_of_sbatch_or_have_a_unit(tmp_path, text, seconds, quote):
     """YAML reads 12:30:15 and 90:30 as numbers, and 0042 as 34."""
@@ -65,13 +67,23 @@ def test_times_are_those_of_sbatch_or_have_a_unit(tmp_path, text, seconds, quote
     assert (one.common.time_s, one.common.account, one.common.qos) == (seconds, "0042", "")
 
 
-@pytest.mark.parametrize("text", ["1.5", "0", "1:2:3:4", "infinite"])
+@pytest.mark.parametrize("text", ["1.5", "-2", "1:2:3:4", "forever"])
 def test_time_that_sbatch_refuses_is_refused(tmp_path, text):
     path, key = tmp_path / "clusters.yaml", tmp_path / "key"
     key.touch(mode=0o600)
     path.write_text(f"fx:\n  host: login\n  identity_file: {key}\n  time: '{text}'\n")
     (one,) = load(path, tmp_path).unusable
     assert "time: " in one.why and repr(text) in one.why
+
+
+def test_a_number_as_the_name_of_a_partition_is_refused_in_words(tmp_path):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    path.write_text(f"fx:\n  host: login\n  identity_file: {key}\n  partitions:\n    4090:\n")
+    (one,) = load(path, tmp_path).unusable
+    assert "partition 4090: the name must be text; put the name in quotes" in one.why
+    path.write_text(path.read_text().replace("4090", "'4090'"))
+    assert list(load(path, tmp_path).usable[0].partitions) == ["4090"]
 
 
 def test_merge_keys_and_numbers_as_names_are_read_or_refused_in_words(tmp_path):
@@ -145,12 +157,13 @@ def test_accounts_have_the_names_that_sites_give(written, tmp_path, account):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"time": "0:00"}, "time: '0:00' is no time"),
         ({"time": "1-"}, "time: '1-' is not a duration; write 90s, 30m, 2h or 1d, or as for sbatch --time"),
-        ({"time": "infinite"}, "'infinite' is not a duration"),
         ({"account": "--uid=0"}, "account is '--uid=0'; expected a name"),
         ({"acount": "x"}, "unknown key 'acount'; did you mean account?"),
         ({"host": None}, "`host` must be the address of the login node"),
+        ({"host": "a.example:2222"}, "alias of the ssh config, as text; write: host: a.example, port: 2222"),
+        ({"host": "ann@login"}, "as text; write: host: login, user: ann"),
+        ({"host": "ann@[2001:db8::7]:22"}, "as text; write: host: 2001:db8::7, user: ann, port: 22"),
         ({"account": "a b"}, "account is 'a b'; expected a name"),
         ({"time": "soon"}, "'soon' is not a duration"),
         ({"sbatch": "--x"}, "sbatch must be a list of options"),
@@ -159,6 +172,7 @@ def test_accounts_have_the_names_that_sites_give(written, tmp_path, account):
         ({"sbatch": ["--nodes=4"]}, "Slipway sets --nodes; leave the option out"),
         ({"partitions": {}}, "`partitions` must have at least one entry"),
         ({"partitions": {"gpu": {"user": "x"}}}, "partition gpu: unknown key 'user'"),
+        ({"partitions": {"a b": {}}}, "partition a b: the name of a partition consists of letters, digits and ._-"),
         ({"identity_file": "/none"}, "private key not found: /none"),
     ],
 )

@@ -1,6 +1,8 @@
 """The nodes of a partition and requests for them; the output of squeue; requeued runs. No cluster is asked."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +91,9 @@ def test_options_of_a_job_combine_its_request_and_its_partition():
     assert options_of(CLUSTER, request, offer, Limits()) == [*common, "--time=120", "--constraint=ib"]
     limited = options_of(CLUSTER, request, offer, Limits(time_s=3600.0))
     assert limited == [*common, "--time=65", "--constraint=ib"], "the guard's limit comes before Slurm's"
+    endless = replace(CLUSTER, partitions={"gpu": replace(GPU_QUEUE, time_s=math.inf)})
+    assert options_of(endless, request, offer, Limits()) == [*common, "--time=UNLIMITED", "--constraint=ib"]
+    assert options_of(endless, request, offer, Limits(time_s=3600.0)) == limited
     bare = Offer(provider="slurm", offer_id="fx/cpu", instance_type="cpu")
     assert options_of(CLUSTER, Request(run="new"), bare, Limits()) == ["--partition=cpu"]
 
