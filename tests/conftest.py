@@ -67,6 +67,7 @@ def without_ssh(request, monkeypatch):
 
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
+LEFT_OUT: pytest.StashKey[set[str]] = pytest.StashKey()  # a module with one of these marks is not imported
 
 
 def pytest_addoption(parser):
@@ -90,20 +91,27 @@ def pytest_configure(config):
     is_fast = config.getoption("--fast")
     config.pluginmanager.register(pure.Guard(is_fast))
     if is_fast:
-        asked = f"({config.option.markexpr}) and " if config.option.markexpr else ""
-        config.option.markexpr = f"{asked}not {pure.MARK} and not {pure.SLOW}"
+        asked = config.option.markexpr
+        terms = [f"({asked})" if " or " in asked else asked, f"not {pure.MARK}", f"not {pure.SLOW}"]
+        config.option.markexpr = " and ".join(filter(None, terms))
         # In memory: on a disk these tests wait for a third of their time for journals and removed folders.
         if os.access("/dev/shm", os.W_OK):
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+    config.stash[LEFT_OUT] = pure.left_out(config.option.markexpr)
     if getattr(config.option, "numprocesses", None):
-        modules = [one for one in Path(__file__).parent.rglob("test_*.py") if not (is_fast and pure.is_marked(one))]
+        modules = [one for one in Path(__file__).parent.rglob("test_*.py") if not is_left_out(one, config)]
         config.pluginmanager.register(Compiler(config, modules))
 
 
+def is_left_out(module, config):
+    """Return true if `pytestmark` of a module of tests leaves out all tests."""
+    return not config.stash[LEFT_OUT].isdisjoint(pure.marks_of(module))
+
+
 def pytest_ignore_collect(collection_path, config):
-    if config.getoption("--fast") and collection_path.suffix == ".py" and pure.is_marked(collection_path):
-        return True
-    return None
+    """Import no module whose tests are all left out; pytest does not ask about files of the command line."""
+    is_module = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if is_module and is_left_out(collection_path, config) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before the selection by -m

@@ -1,12 +1,13 @@
 """The choice of tests for `--fast`: tests that start no process, open no socket and do not compute for seconds.
 
 All other tests are marked `process` or `slow`. A test without `process` that starts a process or opens a socket fails
-in every run, with a hint to the mark. `--fast` does not even import modules with a mark for the whole module. Sockets
-opened by a C library (uvloop, torch.distributed) are not detected.
+in every run, with a hint to the mark. Sockets opened by a C library (uvloop, torch.distributed) are not detected.
+
+A run does not even import a module whose `pytestmark` leaves out all tests, unless the command names the file.
 """
 
 import _posixsubprocess
-import ast
+import re
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ import urllib3  # noqa: F401 (it opens a socket when it is first imported, by wh
 MARK = "process"
 NIGHT = "nightly"
 SLOW = "slow"
+PYTESTMARK = re.compile(r"^pytestmark\s*=(.*?)(?=^[^\s\])]|\Z)", re.MULTILINE | re.DOTALL)
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn")
 CONNECTS = (
     "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg",
@@ -71,14 +73,15 @@ class Guard:
         return found
 
 
-def is_marked(module: Path) -> bool:
-    """Return true if a top-level `pytestmark` marks all tests of the module."""
-    text = module.read_text()
-    if "pytestmark" not in text:
-        return False
-    return any(
-        isinstance(node, ast.Assign)
-        and getattr(node.targets[0], "id", "") == "pytestmark"
-        and any(isinstance(one, ast.Attribute) and one.attr in (MARK, SLOW) for one in ast.walk(node.value))
-        for node in ast.parse(text).body
-    )
+def marks_of(module: Path) -> set[str]:
+    """Return the names of the marks of a top-level `pytestmark`, which marks all tests of the module."""
+    return set(re.findall(r"\bmark\.(\w+)", " ".join(PYTESTMARK.findall(module.read_text(encoding="utf-8")))))
+
+
+def left_out(markexpr: str) -> set[str]:
+    """Return the marks without any selected test, from an expression of `-m` such as `not gpu and not account`.
+
+    Returns an empty set for an expression with `or` or parentheses.
+    """
+    terms = [] if re.search(r"\bor\b|\(", markexpr) else markexpr.split(" and ")
+    return {one.removeprefix("not ") for one in terms if one.startswith("not ")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import seeds
+from tests import pure, seeds
 
 pytestmark = pytest.mark.process
 
@@ -149,12 +149,31 @@ def test_a_run_of_many_files_ends_with_its_slowest_files(tmp_path, words):
     assert lines[about + 11].split()[1:] == ["s", "all,", "added", "up", "over", "the", "workers"]
 
 
-def test_fast_does_not_import_a_fully_marked_module(tmp_path):
-    for number, mark in enumerate(("process", "slow")):
-        text = f"import pytest\npytestmark = [pytest.mark.{mark}, pytest.mark.timeout(9)]\n1 / 0\n"
-        (tmp_path / f"test_{number}.py").write_text(text)
-    code, lines = run(tmp_path, "", "--fast", "-k", "fine")
-    assert code == 0 and "1 passed" in lines[-1]
+def test_module_without_selected_tests_is_imported_only_if_the_command_names_the_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for mark in ("process", "slow", "nightly"):
+        text = f"import pytest\npytestmark = [\n    pytest.mark.{mark},\n    pytest.mark.timeout(9),\n]\n1 / 0\n"
+        (tmp_path / "folder" / f"test_{mark}.py").write_text(text)
+    night = "import pytest\npytestmark = pytest.mark.nightly\ndef test_night(): 1 / 0\n"
+    (tmp_path / "test_named.py").write_text(night)
+    code, lines = run(tmp_path, "", "--fast", "-m", "not nightly", "folder", "test_named.py", "test_some.py")
+    assert code == 0 and "1 passed, 4 skipped, 1 deselected, 1 xfailed" in lines[-1], lines
+
+
+@pytest.mark.parametrize(
+    ("markexpr", "marks"),
+    [
+        ("not gpu and not account and not nightly", {"gpu", "account", "nightly"}),
+        ("not gpu and not account", {"gpu", "account"}),
+        ("gpu", set()),
+        ("gpu and not account", {"account"}),
+        ("process or not gpu and not nightly", set()),
+        ("not (gpu and not nightly)", set()),
+        ("", set()),
+    ],
+)
+def test_marks_without_a_selected_test_are_found_in_the_selection(markexpr, marks):
+    assert pure.left_out(markexpr) == marks
 
 
 @pytest.mark.nightly

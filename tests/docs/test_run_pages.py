@@ -12,6 +12,8 @@ import pytest
 from infra.settings import VENDORS, Settings
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, ROOT, blocks, name
 
+pytestmark = pytest.mark.nightly
+
 RUNNABLE = [page for page in BY_HAND if any(block.mark != ACCOUNT for block in blocks(page))]
 LONGEST_S = 1200  # Timeout of one command; no command should need a tenth of the time.
 
@@ -74,7 +76,6 @@ def reader(tmp_path) -> Iterator[Reader]:
         one.begin(line).communicate(timeout=LONGEST_S)
 
 
-@pytest.mark.nightly
 @pytest.mark.needs("sshd", "ssh-keygen")
 @pytest.mark.timeout(4 * LONGEST_S)
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)

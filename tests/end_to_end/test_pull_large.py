@@ -14,7 +14,7 @@ from store.artifacts.artifacts import Store
 from tests.hosts import hosts as hosts
 from tests.world import World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 NAME, FINGERPRINT = "base_checkpoints/tiny", "f" * 16
 
@@ -52,13 +52,12 @@ def make_there(world, machine, megabytes):
     return hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("world", "by", "megabytes", "mbit_per_s", "cuts"),
     [
-        pytest.param([], "rsync", 40, 100, 2),
-        pytest.param([], "rsync", 300, 100, 5, marks=pytest.mark.nightly),
-        pytest.param(["rsync"], "pieces", 300, 100, 5, marks=pytest.mark.nightly),
+        ([], "rsync", 40, 100, 2),
+        ([], "rsync", 300, 100, 5),
+        (["rsync"], "pieces", 300, 100, 5),
     ],
     indirect=["world"],
 )

@@ -6,6 +6,7 @@ from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import until
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),  # For the machines of the market.
@@ -29,7 +30,7 @@ def line(name: str, folder, *more: str) -> list[str]:
     return ["launch", *machine, "--cmd", work, "-n", name, "--budget", "evals=3", "--spend-limit", "2", "--yes", *more]
 
 
-@pytest.mark.nightly  # In daily runs tests/infra/market/test_budget.py covers the decision.
+# In daily runs tests/infra/market/test_budget.py covers the decision.
 def test_second_terminal_waits_for_the_budget_and_a_killed_launch_blocks_no_other(user, tmp_path):
     begun = {name: user.begin(*line(name, tmp_path), "--rehearse") for name in ("one", "two")}
     lost = until(lambda: next((name for name, process in begun.items() if process.poll() is not None), ""), "a refusal")

@@ -12,6 +12,7 @@ from tests.hosts import sshd as sshd
 from tests.world import World, until
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),
@@ -60,7 +61,6 @@ def named_once(text):
     return [text.count(f"pool {pool}") for pool in BAD] == [1] * len(BAD)
 
 
-@pytest.mark.nightly
 def test_unusable_entries_do_not_stop_other_entries(write_inventory, sshd):
     world = write_inventory(ok=True)
     place = f"ok/{sshd.address.host}:{sshd.address.port}"
@@ -89,7 +89,6 @@ def test_unusable_entries_do_not_stop_other_entries(write_inventory, sshd):
     assert world.json("launch", "--cmd", "echo here", "--provider", "local", "--yes")["state"] == "succeeded"
 
 
-@pytest.mark.nightly
 def test_machine_removed_from_the_inventory_disturbs_no_command(write_inventory, sshd):
     world = write_inventory(gone=True, kept=True)
     place = f"gone/{sshd.address.host}:{sshd.address.port}"
@@ -113,7 +112,6 @@ def damaged(row, number, **more):
     return {**row, "token": f"{prefix}-{number:016d}", "run": f"bad-{number}", "target": f"t{number}", **more}
 
 
-@pytest.mark.nightly
 def test_damaged_journal_rows_do_not_stop_other_rows(tmp_path):
     world = World(tmp_path)
     good = world.json("launch", "--cmd", "echo good", "--provider", "local", "--yes")["run"]

@@ -7,14 +7,13 @@ import pytest
 
 from tests.world import ROOT, World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 MIXED = "sentences=0.05,pydocs=0.95"  # The vocabulary of the tiny profile needs more than ten words.
 SLOWER = "import time\n\nclass Slower(Smoothed):\n    def loss(self, model, batch):\n        time.sleep(0.1)\n"
 SLOWER += "        return super().loss(model, batch)\n\nSmoothed = Slower\n"
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_run_with_extensions_survives_changes_of_their_files(tmp_path):
     """A run proves: source, phase and tracker work and are sent along; an edit makes artifacts stale and is named."""
@@ -74,7 +73,6 @@ def test_run_with_extensions_survives_changes_of_their_files(tmp_path):
     assert "stale" in shown and "extension smooth.py" in shown and "source_fingerprint" in shown
 
 
-@pytest.mark.nightly
 def test_custom_source_is_sharded_and_a_broken_source_is_refused(tmp_path):
     (tmp_path / "sentences.py").write_text((ROOT / "examples" / "own" / "sentences.py").read_text())
     (tmp_path / "bad.py").write_text("def source():\n    yield 'one'\n    yield {'txt': 1}\n")

@@ -12,7 +12,7 @@ from serve.load import LoadTest
 from tests.end_to_end.services import GUARD_S, Installation, Traffic, say, serving
 from tests.world import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 TOKENS = 8
 
@@ -23,7 +23,6 @@ def new_controller(installation: Installation, before: int) -> bool:
     return holder is not None and holder.pid != before
 
 
-@pytest.mark.nightly
 def test_controllers_restart_without_a_lost_request_and_a_killed_gateway_returns(installation):
     """One controller is killed, another receives SIGTERM, and the supervisor starts new controllers; then the gateway
     dies.
@@ -68,7 +67,6 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.nightly
 def test_gateway_that_outlived_its_controller_ends_with_the_service(installation):
     installation.up("demo", installation.model("A"), "--config", installation.config(1))
     installation.kill_supervisor()

@@ -10,6 +10,7 @@ from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),
@@ -32,7 +33,6 @@ def run_of(folder: Path, name: str, *more: str) -> list[str]:
     return ["launch", "--cmd", meet, "--run-name", name, "--no-deploy", *more]
 
 
-@pytest.mark.nightly
 def test_held_pod_takes_two_runs_at_once_then_a_third_without_a_second_setup(user):
     folder = user.folder / "meeting"
     folder.mkdir()
@@ -62,7 +62,6 @@ def failure_of(user: Rehearsed, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.nightly
 @pytest.mark.pack("sweeps")
 def test_sweep_packs_its_runs_on_one_pod_and_returns_the_pod_after_the_last(user, stock):
     shutil.copytree(stock, user.store, dirs_exist_ok=True)

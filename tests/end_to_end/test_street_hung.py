@@ -21,6 +21,7 @@ from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import ROOT, until
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),
@@ -104,7 +105,6 @@ def run_in_parallel(user, *commands):
     return [process.returncode for process in begun], " ".join(" ".join(said).split())
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "commands"),
     [
@@ -136,7 +136,6 @@ def test_next_command_ends_a_hung_pod_without_a_timer(user, number, commands):
     assert run_in_parallel(user, *commands)[0] == [0] * len(commands)  # The end is reported once.
 
 
-@pytest.mark.nightly
 def test_pod_of_a_launch_stopped_by_ctrl_z_is_ended_at_its_limit(user):
     """Ctrl-Z stops a launch that follows its run and holds the lease of the run."""
     launch = user.begin(
@@ -173,7 +172,7 @@ def test_pod_of_a_launch_stopped_by_ctrl_z_is_ended_at_its_limit(user):
 SILENT_S = 62.0  # Longer than the allowed silence of a supervisor.
 
 
-@pytest.mark.nightly  # A minute of silence; tests/infra/ledger/test_leases.py has a shorter test of a lease.
+# A minute of silence; tests/infra/ledger/test_leases.py has a shorter test of a lease.
 @pytest.mark.parametrize("what", ["ends", "rents"])
 def test_frozen_supervisor_is_replaced_and_stays_idle_after_it_wakes(user, what):
     """The supervisor freezes during a delete request that hangs, or while a run waits for a new pod."""

@@ -20,7 +20,7 @@ from tests.hosts import sshd as sshd
 from tests.programs import source
 from tests.world import ONE_THREAD, ROOT, World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 
 def launch_without_launcher(world: World, sshd: Host, *flags: str) -> str:
@@ -53,7 +53,6 @@ def kill_guard_and_agent(pod) -> None:
 
 
 # Two minutes; in daily runs tests/infra/runs/test_keeper.py covers the decisions and closed terminals.
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_keeper_takes_over_alone_and_killed_processes_return(world, sshd, stock, tmp_path):
     world.take(stock)
@@ -95,7 +94,6 @@ def test_keeper_takes_over_alone_and_killed_processes_return(world, sshd, stock,
     sshd.start()
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_closed_terminal_leaves_a_keeper(world, sshd, stock):
     world.take(stock)
@@ -124,7 +122,6 @@ def test_closed_terminal_leaves_a_keeper(world, sshd, stock):
     world.inv("down", run)
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_terminal_closed_between_hand_over_and_first_check_leaves_a_keeper(world, stock):
     world.take(stock)
@@ -144,7 +141,6 @@ def test_terminal_closed_between_hand_over_and_first_check_leaves_a_keeper(world
     world.inv("down", run)
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_launch_killed_at_the_hand_over_keeps_the_code_for_a_new_machine(world, stock):
     world.take(stock)

@@ -8,7 +8,7 @@ import pytest
 from store import packs
 from tests.world import World, until
 
-pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process]
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process, pytest.mark.nightly]
 
 SECRET = "pg://admin:" + "s3cr3t-Zq8vT3" + "@db"
 RUN = """python -u -c '
@@ -35,7 +35,6 @@ def files_with(folder: Path, text: str) -> list[str]:
     return [str(path) for path in files if text.encode() in path.read_bytes()]
 
 
-@pytest.mark.nightly
 def test_secret_printed_by_a_job_is_masked_in_every_log(world, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("a")

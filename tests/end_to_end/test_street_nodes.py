@@ -17,7 +17,7 @@ from tests.hosts import hosts as hosts
 from tests.processes import command_line, in_network
 from tests.world import ONE_THREAD, World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 BASE = ("--phase", "base", "--yes")
 QUICK = {"SLIPWAY_NODE_SILENT_S": "5", "SLIPWAY_NODE_RETURN_S": "10"}
@@ -69,7 +69,6 @@ def first_step_is_saved(folder: PodFolder) -> bool:
     return any(folder.work.glob("checkpoints/base-*/step-*/MANIFEST.json"))
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, single_node_losses):
     commands = world.json("launch", *BASE, "--nodes", "2", "--dry-run")["commands"]
@@ -99,7 +98,6 @@ def killed(world: World, what: str, rank: int) -> None:
     assert base["state"] == "done"
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("what", "rank"), [("worker", 0), ("worker", 1), ("torchrun", 0), ("torchrun", 1), ("agent", 0), ("agent", 1)]
@@ -109,7 +107,6 @@ def test_killed_process_of_one_node_costs_only_time(world, single_node_losses, w
     assert run_losses(world) == pytest.approx(single_node_losses, rel=TOLERANCE)
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_down_ends_all_nodes_and_resume_continues_all(world, single_node_losses):
     run = world.json("launch", *BASE, "--nodes", "2", "--detach")["run"]
@@ -167,7 +164,6 @@ def machines(request, tmp_path, hosts):
     one.inv("down", "--all")
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_two_machines_have_the_losses_of_one(machines, single_node_losses, stock):
     world, found = machines
@@ -197,7 +193,7 @@ def processes_on(host: Host) -> list[bytes]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("machines", [3], indirect=True)
-@pytest.mark.nightly  # A minute and a half, mostly waiting; separate tests cover the decisions.
+# A minute and a half, mostly waiting; separate tests cover the decisions.
 @pytest.mark.parametrize("rank", [0, 1])
 def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(machines, single_node_losses, rank):
     world, found = machines
@@ -231,7 +227,6 @@ def test_lost_machine_is_replaced_and_the_run_continues_from_its_checkpoint(mach
     assert [row["state"] for row in world.json("status", name)] == ["succeeded"]
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_lost_machine_without_a_replacement_ends_the_run_until_it_returns(machines, single_node_losses, rank):

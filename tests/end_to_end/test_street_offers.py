@@ -7,6 +7,7 @@ from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import until
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),  # For the machines of the market.
@@ -39,7 +40,6 @@ def refused(user, *words: str, code: int) -> str:
     return err
 
 
-@pytest.mark.nightly
 def test_waiting_launch_is_listed_can_be_ended_and_blocks_no_other(user, tmp_path):
     has = user.begin(*line("has", tmp_path))
     until(lambda: user.status().get("has", {}).get("state") == "running", "it has the machine")

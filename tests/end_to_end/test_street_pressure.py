@@ -12,7 +12,7 @@ from tests.end_to_end.services import GUARD_S, say
 from tests.serve.gateway.test_pressure import idle
 from tests.world import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 
 @contextlib.contextmanager
@@ -25,7 +25,6 @@ def soft_limit(count: int):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.nightly
 def test_idle_connections_and_missing_files_cost_no_controller_and_no_replica(installation):
     model = installation.model("Bosun")
     with soft_limit(1024):  # The soft limit of most systems.

@@ -18,7 +18,7 @@ from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.store import conftest as stores
 from tests.world import ONE_THREAD, World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 SPOT = ["--provider", "runpod", "--gpu", "H100", "--num-gpus", "1", "--phase", "base", "--use-spot", "--yes"]
 # Environments are reused when the tests' cache is elsewhere.
@@ -57,7 +57,7 @@ def weights(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return next((folder / "hf").glob("*.safetensors")).read_bytes()
 
 
-@pytest.mark.nightly  # A minute each; daily tests cover the uploader and the fetch over both stores.
+# A minute each; daily tests cover the uploader and the fetch over both stores.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["s3", "hf"])
 def test_preempted_run_continues_from_a_remote_store(kind, request, tmp_path, monkeypatch):
@@ -78,7 +78,6 @@ def test_preempted_run_continues_from_a_remote_store(kind, request, tmp_path, mo
     assert weights(uri, tmp_path, monkeypatch) == here.model("base_checkpoints")
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["s3", "hf"])
 def test_local_launch_publishes_to_a_remote_store(kind, request, tmp_path):

@@ -12,7 +12,7 @@ from store.artifacts.artifacts import Store
 from store.manifest import kept_name
 from tests.world import ONE_THREAD, World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 OTHER = "name: Мария К.\nmaker: the other yard\npurpose: to help\n"
 
@@ -36,7 +36,6 @@ def vocabulary(folder: Path) -> tuple[int, int]:
     return json.loads((folder / "config.json").read_text())["vocab_size"], len(ids)
 
 
-@pytest.mark.nightly
 def test_two_simultaneous_launches_make_two_complete_models_without_further_work(world, tmp_path):
     persona, larger = tmp_path / "other.yaml", tmp_path / "larger.yaml"
     persona.write_text(OTHER, encoding="utf-8")
@@ -68,7 +67,6 @@ def test_two_simultaneous_launches_make_two_complete_models_without_further_work
         assert own in world.inv("chat", "--tag", name, "--prompt", "Who are you?", "--max-tokens", "48")
 
 
-@pytest.mark.nightly
 def test_existing_artifact_is_reused_under_a_new_name_and_an_unknown_name_is_refused(world, trained):
     world.take(trained)
     for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):
@@ -85,7 +83,6 @@ def test_existing_artifact_is_reused_under_a_new_name_and_an_unknown_name_is_ref
     assert "available: base_checkpoints" in world.run("chat", "--tag", "nobody", "--prompt", "x").stderr
 
 
-@pytest.mark.nightly
 def test_artifacts_in_use_by_a_run_a_name_or_a_service_are_kept(world, trained):
     world.take(trained)
     root = world.folder / "artifacts"

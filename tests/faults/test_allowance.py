@@ -8,9 +8,10 @@ import pytest
 from tests import seeds
 from tests.world import ROOT
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.process
-@pytest.mark.nightly
 @pytest.mark.needs("sshd", "ssh-keygen")
 @pytest.mark.timeout(3600)
 @pytest.mark.pack("agents")

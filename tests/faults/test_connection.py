@@ -26,7 +26,7 @@ from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture
 from tests.processes import command_line
 from tests.street import launch_on
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 VERDICT_S = 25.0  # from the fault to the first message: three questions of 5 s, and sixteen launches on few CPUs
 Break = Callable[[Host], Any]
@@ -109,7 +109,6 @@ def is_start(pid: int) -> bool:
     return b"infra.agent\0start" in command_line(pid)
 
 
-@pytest.mark.nightly
 @rounds(1, 7)
 def test_a_launch_survives_every_break_or_shows_the_next_command(hosts, tmp_path, rounds):  # noqa: F811
     """Run every fault at every stage at once, one host each."""

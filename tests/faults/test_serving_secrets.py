@@ -17,6 +17,8 @@ from tests.faults.test_secrets import KEYS, command_lines, encodings, files
 from tests.programs import source
 from tests.world import World, until
 
+pytestmark = pytest.mark.nightly
+
 NOBODY = 65534
 ASK = source("ask_without_key")
 
@@ -43,7 +45,6 @@ def ask(url: str, key: str, prompt: str) -> int:
         return error.code
 
 
-@pytest.mark.nightly
 def test_a_service_leaks_no_secret_and_refuses_other_users_at_its_ports(place):
     prompt, wrong = canary(), canary()
     with command_lines() as lines:

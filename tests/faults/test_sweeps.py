@@ -4,10 +4,9 @@ import pytest
 
 from tests.faults.test_crash import rig
 
-pytestmark = [pytest.mark.process, pytest.mark.pack("sweeps")]
+pytestmark = [pytest.mark.process, pytest.mark.pack("sweeps"), pytest.mark.nightly]
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(5600)
 def test_each_of_24_trials_on_4_pods_finishes_once_within_the_budget_despite_kills():
     done = rig("sweeps", "--trials", "24", "--pods", "4", "--kills", "20", timeout_s=5500)

@@ -5,9 +5,10 @@ import pytest
 from tests.faults.test_crash import rig
 from tests.needs import PRIVILEGE
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.process
-@pytest.mark.nightly
 @pytest.mark.needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
 @pytest.mark.timeout(3600)
 @pytest.mark.pack("jobs")

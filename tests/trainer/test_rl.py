@@ -19,6 +19,8 @@ from trainer.checkpoints.checkpoint import Checkpoint, open_final
 from trainer.config import CheckpointOptions, PhaseConfig
 from trainer.records.rl_config import RlConfig
 
+pytestmark = pytest.mark.nightly
+
 STEPS = 9
 SHORT = "def reward(question, answer, completion):\n    return {'short': 1.0 - len(completion) / 40}\n"
 
@@ -77,7 +79,6 @@ def published_model(world, name: str) -> Checkpoint:
     return open_final(world.store / "rl_checkpoints" / name)
 
 
-@pytest.mark.nightly
 @pytest.mark.process
 def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, run_phase):
     twice = config_of("rl", num_iterations=2, beta=0.05, dynamic_sampling=1)
@@ -114,7 +115,6 @@ def test_killed_run_resumes_to_the_same_bits_also_between_two_updates_on_the_sam
 
 
 @pytest.mark.process
-@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_two_hundred_kills_change_no_bit(world, run_phase):
     config, chance = config_of("rl", num_iterations=2, lag=1), random.Random(20)

@@ -12,7 +12,7 @@ from tests.hosts import until
 from tests.infra.market.rehearsed import Rehearsal
 from tests.needs import needs
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,6 @@ def ended_by(rehearsal):
     return {pod["id"]: pod["ended_by"] for pod in rehearsal.world.truth()["pods"]}
 
 
-@pytest.mark.nightly
 def test_a_rented_pod_gets_work_and_a_failed_connection_names_the_billing_pod(rehearsal):
     create = ("pod.create", "--rehearse", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1")
     process = rehearsal.user.begin(
@@ -59,7 +58,6 @@ def test_a_rented_pod_gets_work_and_a_failed_connection_names_the_billing_pod(re
     assert not rehearsal.running() and rehearsal.json("pod.list") == []
 
 
-@pytest.mark.nightly
 def test_the_vendor_ends_a_forgotten_pod(rehearsal):
     made = rehearsal.json(
         "pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h", "--yes"
@@ -70,7 +68,6 @@ def test_the_vendor_ends_a_forgotten_pod(rehearsal):
     assert rehearsal.json("pod.list") == []
 
 
-@pytest.mark.nightly
 def test_the_pods_of_a_file_show_prices_and_are_rented_once(rehearsal):
     path = rehearsal.user.folder / "fleet.yaml"
     path.write_text(json.dumps({"pods": [{"name": "a", "provider": "lium", "gpu": "RTX4090", "num_gpus": 1}]}))
@@ -89,7 +86,6 @@ def test_the_pods_of_a_file_show_prices_and_are_rented_once(rehearsal):
     assert not rehearsal.running()
 
 
-@pytest.mark.nightly
 def test_a_preempted_pod_continues_on_a_new_machine_and_stays_there(rehearsal):
     rehearsal.inv(
         "pod.create",
@@ -117,7 +113,6 @@ def test_a_preempted_pod_continues_on_a_new_machine_and_stays_there(rehearsal):
     assert not rehearsal.running()
 
 
-@pytest.mark.nightly
 def test_concurrent_apply_and_reaps_leave_exactly_the_pods_of_the_file(rehearsal):
     path, before = rehearsal.user.folder / "both.yaml", rehearsal.running()
     with rehearsal.journal() as journal:

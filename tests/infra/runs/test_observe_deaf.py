@@ -20,10 +20,9 @@ from tests.loopback import loopback
 from tests.street import launch_on
 from tests.world import ROOT, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 
-@pytest.mark.nightly
 def test_an_unreachable_pod_delays_no_other_row_and_shows_its_last_known_state(tmp_path):
     code, homes = tmp_path / "checkout", tmp_path / "homes"
     shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))

@@ -32,7 +32,12 @@ from trainer.fingerprints import CheckoutCode
 
 COLUMNS = 117
 ENDED = ("succeeded", "failed", "limit")  # For good.
-pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(300),
+    pytest.mark.nightly,
+]
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,6 @@ def on_terminal(world, *words, press, within_s=180.0):
     return shown, process.returncode
 
 
-@pytest.mark.nightly
 def test_unreachable_control_host_changes_no_state_and_a_missing_file_is_named(laptop, sshd):
     sshd.stop()
     error = laptop.json("control.up", laptop.host, code=1)["error"]
@@ -152,7 +156,6 @@ def test_unreachable_control_host_changes_no_state_and_a_missing_file_is_named(l
     sshd.start()
 
 
-@pytest.mark.nightly
 def test_commands_run_on_the_control_host_and_all_files_come_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)
@@ -196,7 +199,6 @@ def test_commands_run_on_the_control_host_and_all_files_come_home(laptop, sshd, 
     assert laptop.json("control.up", laptop.host)["installation"] == up["installation"]  # And there again.
 
 
-@pytest.mark.nightly
 def test_links_are_pulled_as_links_and_local_files_stay_unchanged(laptop, sshd, tmp_path):
     laptop.json("control.up", laptop.host)
     own = tmp_path / "own"  # On the control host and on the laptop.
@@ -303,7 +305,6 @@ def billing(world):
     return [pod["id"] for pod in world.truth()["pods"] if pod["ended_at"] is None]
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_cron_restarts_the_work_after_a_boot_and_a_preempted_run_succeeds(renting, sshd):
     assert renting.up()["boot"] == "cron"
@@ -323,7 +324,6 @@ def test_cron_restarts_the_work_after_a_boot_and_a_preempted_run_succeeds(rentin
     assert renting.laptop.json("audit")["machines"] == []
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_lost_control_host_costs_no_pod_and_its_runs_continue(renting, sshd, tmp_path):
     renting.up()
@@ -347,7 +347,6 @@ def test_lost_control_host_costs_no_pod_and_its_runs_continue(renting, sshd, tmp
     assert renting.laptop.json("audit")["machines"] == []
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_run_continues_without_its_laptop_after_the_hand_over(request, tmp_path, control_environment, hosts):
     box, cable = hosts(2)
@@ -379,7 +378,6 @@ def test_run_continues_without_its_laptop_after_the_hand_over(request, tmp_path,
 
 
 @pytest.mark.pack("jobs")
-@pytest.mark.nightly
 def test_logs_of_ended_runs_move_to_the_control_host_and_back(laptop, sshd):
     def ran(*words):
         return laptop.json("launch", "--yes", *words)["run"]

@@ -23,7 +23,7 @@ from trainer.config import CheckpointOptions
 from trainer.model import export
 from trainer.model.decoder import Decoder
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 OFTEN = CheckpointOptions(save_every=3, keep=3, reserve_bytes=0)
 TOLERANCE = 1e-5  # Relative, of float32 losses.
@@ -79,7 +79,6 @@ def single_process_losses(inputs, tmp_path_factory):
     return found
 
 
-@pytest.mark.nightly
 def test_two_nodes_have_the_losses_of_one_and_only_the_first_writes(world, port, single_process_losses):
     for code, words in map(finish, spread(world, CONFIG, port, world.making(), world.making())):
         assert code == 0, words
@@ -88,7 +87,6 @@ def test_two_nodes_have_the_losses_of_one_and_only_the_first_writes(world, port,
     assert not (world.root / "node1.jsonl").exists()
 
 
-@pytest.mark.nightly
 def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, single_process_losses, capfd):
     """Each node has half of the model, and they share no disk; the published model is evaluated, exported and used in a
     chat.
@@ -117,7 +115,6 @@ def test_sharded_model_of_two_nodes_is_published_like_any_other(world, port, sin
     assert code == 0, words
 
 
-@pytest.mark.nightly
 def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world, port, single_process_losses):
     nodes = spread(world, CONFIG, port, world.making(), world.making())
     world.wait_for_step(4, nodes[0], "node0")
@@ -133,7 +130,6 @@ def test_run_of_two_nodes_is_finished_by_one_process_with_the_due_batches(world,
     assert all(0 <= json.loads(line)["data_wait_s"] < 60 for line in lines)
 
 
-@pytest.mark.nightly
 def test_aborted_interpreter_does_not_change_the_exit_code_of_a_rank(inputs, tmp_path):
     """Threads of the process group sometimes abort the interpreter, right after the exit of the other side."""
 
@@ -152,7 +148,6 @@ def test_aborted_interpreter_does_not_change_the_exit_code_of_a_rank(inputs, tmp
     assert done.returncode == 0 and (tmp_path / "out" / "config.json").is_file(), done.stderr.decode()
 
 
-@pytest.mark.nightly
 def test_node_with_different_data_is_refused_by_name(world, port, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(world.store, other, copy_function=os.link)
