@@ -223,11 +223,13 @@ def _cpus() -> int:
 
 @functools.lru_cache(maxsize=1)
 def _others(held_for: int) -> float:
-    """Return the share of the CPUs used by other processes, or 0 if unknown. Blocks for LOAD_S seconds.
+    """Return the share of the CPUs used by other processes, or 0 if unknown. Blocks for LOAD_S seconds unless unknown.
 
     held_for: cache key that changes every LOAD_HOLDS_S seconds.
     """
     load = OtherLoad()
+    if load.began is None:  # the system reports no CPU times
+        return 0.0
     time.sleep(LOAD_S)
     return load.share() or 0.0
 
