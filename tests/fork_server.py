@@ -46,8 +46,10 @@ def _address() -> str:
     raise AssertionError("the fork server does not listen")
 
 
-def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """Run a command of `inv` in the checkout until its end. Raises TimeoutExpired, after killing the command."""
+def run(
+    words: Sequence[str], environ: Mapping[str, str], timeout_s: float = 300.0, folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of `inv` in a folder until its end. Raises TimeoutExpired, after killing the command."""
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     texts: dict[int, str] = {}
 
@@ -55,7 +57,7 @@ def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float = 300
         with open(descriptor, encoding="utf-8") as stream:
             texts[descriptor] = stream.read()
 
-    body = json.dumps({"words": list(words), "folder": str(ROOT), "environ": dict(environ)}).encode()
+    body = json.dumps({"words": list(words), "folder": str(folder), "environ": dict(environ)}).encode()
     with socket.socket(socket.AF_UNIX) as request, open(os.devnull) as nothing:
         request.connect(_address())
         socket.send_fds(request, [NUMBER.pack(len(body))], [nothing.fileno(), out_end, err_end])

@@ -8,6 +8,7 @@ other end of the server's standard input.
 """
 
 import atexit
+import gc
 import json
 import os
 import random
@@ -36,6 +37,7 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(sys.argv[1])
     server.listen(64)
+    gc.freeze()  # a collection in a command then copies no page of the imports
     while True:
         ready, _, _ = select.select([server, sys.stdin], [], [])
         if sys.stdin in ready:

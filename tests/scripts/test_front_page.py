@@ -18,6 +18,7 @@ from infra.ledger.journal import Journal
 from scripts.cli import front_page
 from scripts.cli.value_completion import values
 from store import packs
+from tests import fork_server
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +28,7 @@ INV = ROOT / "inv"
 
 def inv(*words: str) -> str:
     """Return the output of `./inv`, which must exit with 0."""
-    done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
+    done = fork_server.run(words, os.environ)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

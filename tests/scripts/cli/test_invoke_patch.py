@@ -13,6 +13,7 @@ from invoke import Exit
 
 from infra.errors import UsageError
 from scripts.cli.invoke_patch import convert_errors, line_after_dashes
+from tests import fork_server
 from tests.programs import source
 
 pytestmark = pytest.mark.process
@@ -41,9 +42,8 @@ def start(checkout: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
-    with start(checkout, *words) as process:
-        out, err = process.communicate(timeout=30)
-    return process.returncode, out, err
+    done = fork_server.run(words, {**os.environ, "PYTHONPATH": str(ROOT)}, 30, checkout)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
