@@ -1,9 +1,10 @@
 """`inv docs`: questions of newcomers find their paragraphs, and all words belong to the question."""
 
+import contextlib
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from scripts.cli.invoke_patch import CommandParser
 from scripts.project import docs
+from tests import fork_server
 from tests.world import ROOT
 
 SHOWN = 3  # paragraphs, the default of --most
@@ -36,7 +38,13 @@ A pod has a limit.
 
 @pytest.fixture(scope="module")
 def pages():
-    return docs.read_pages(ROOT)
+    """Return the paragraphs of the documentation, which are read and indexed once for all tests."""
+    found, index_of = docs.read_pages(ROOT), docs.index_of
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(index_of(found)) as index:
+        kept = SimpleNamespace(execute=index.execute, close=lambda: None)
+        patch.setattr(docs, "index_of", lambda some: kept if some is found else index_of(some))
+        patch.setattr(docs, "read_pages", lambda root: found)
+        yield found
 
 
 def rank(pages, asked: str, answer: str) -> int:
@@ -127,8 +135,9 @@ def test_paragraphs_are_shown_with_page_line_and_headings(pages, capsys):
 @pytest.mark.process
 def test_documentation_is_searched_and_help_is_a_word():
     def typed(*words: str) -> str:
-        line = [sys.executable, "-m", "invoke", *words]
-        return subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        done = fork_server.run(words, os.environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     (found,) = json.loads(typed("docs", "slack", "notice", "--most", "1", "--json"))
     assert found["page"] == "docs/guides/notices.md" and "SLIPWAY_HOOK_TEAM=slack" in found["text"]
