@@ -1,4 +1,4 @@
-"""Text, tokenizer and token shards, made once by the commands of a pod."""
+"""Text, tokenizer and token shards, made once by the commands of a pod for all workers."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 
 from data.tokens import tokenize
 from data.tokens import tokenizer as tokenizers
+from tests.once import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,21 +28,25 @@ def run_step(step: str, config: dict[str, Any], scratch: Path, **environ: str) -
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return all of pydocs, with a held-out part."""
-    folder = tmp_path_factory.mktemp("text")
-    done = run_step(
-        "text", {"out": str(folder / "out"), "spec": {"val_ratio": 0.05}}, folder, SECRET="canary-in-environ"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return folder / "out"
+
+    def make(draft: Path) -> Path:
+        config = {"out": str(draft / "out"), "spec": {"val_ratio": 0.05}}
+        done = run_step("text", config, draft, SECRET="canary-in-environ")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        return draft / "out"
+
+    return made_once(tmp_path_factory, "data-text", make)
 
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    config = {"out": str(folder / "out"), "inputs": {"text": str(text)}, "spec": {"vocab_size": 1024}}
-    done = run_step("tokenizer", config, folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    return folder / "out"
+    def make(draft: Path) -> Path:
+        config = {"out": str(draft / "out"), "inputs": {"text": str(text)}, "spec": {"vocab_size": 1024}}
+        done = run_step("tokenizer", config, draft)
+        assert (done.returncode, done.stderr) == (0, "")
+        return draft / "out"
+
+    return made_once(tmp_path_factory, "data-tokenizer", make)
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +56,8 @@ def tokenizer(tokenizer_folder: Path) -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="session")
 def token_folder(text: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens")
-    tokenize.make(text, tokenizer_folder, folder)
-    return folder
+    def make(draft: Path) -> Path:
+        tokenize.make(text, tokenizer_folder, draft)
+        return draft
+
+    return made_once(tmp_path_factory, "data-tokens", make)

@@ -1,7 +1,5 @@
 """Fixtures for several end-to-end tests."""
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.services import GUARD_S, Installation
+from tests.once import made_once
 from tests.world import ONE_THREAD, World, until
 
 
@@ -16,21 +15,17 @@ from tests.world import ONE_THREAD, World, until
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store with a trained base model and its inputs (text, tokenizer, tokens) for `World.take`.
 
-    Tests of other features begin with a copy of the store. The first worker creates the store for all
-    workers. The run has a separate work folder, because `inv train --prepare` works in the work folder of the
-    checkout.
+    Tests of other features begin with a copy of the store. The run has a separate work folder, because
+    `inv train --prepare` works in the work folder of the checkout.
     """
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    store = shared / "trained"
-    with (shared / "trained.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not store.exists():
-            world = World(tmp_path_factory.mktemp("making"), dict(ONE_THREAD))
-            made = world.json("launch", "--phase", "base", "--yes")["ran"]
-            assert made == ["environment", "text", "tokenizer", "tokens", "base"]
-            (world.folder / "artifacts").rename(store)
-    return store
+
+    def make(draft: Path) -> Path:
+        world = World(draft, dict(ONE_THREAD))
+        made = world.json("launch", "--phase", "base", "--yes")["ran"]
+        assert made == ["environment", "text", "tokenizer", "tokens", "base"]
+        return world.folder / "artifacts"
+
+    return made_once(tmp_path_factory, "trained", make)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from store.artifacts.artifacts import Store
 from store.manifest import kept_name
+from tests.once import made_once
 from trainer.config import CheckpointOptions, OptimizerConfig, PhaseConfig, ScheduleConfig, as_phase, config_of
 from trainer.records.model_config import ModelConfig
 
@@ -45,6 +46,17 @@ BASE = PhaseConfig(
     micro_rows=2,
     sequence_len=32,
 )
+INPUTS = {
+    role: Input(name=name, fingerprint=f"print-{role}")
+    for role, name in {
+        "text": "datasets/x/text",
+        "tokenizer": "tokenizer",
+        "tokens": "datasets/x/tokens",
+        "identity": "identity",
+        "questions": "datasets/x/questions",
+        "sort": "problems/sort",
+    }.items()
+}
 WAIT_S = 100
 
 
@@ -126,11 +138,11 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Input]]:
     """Return a store with all inputs of the phases, written by the steps of `data`."""
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
+    return made_once(tmp_path_factory, "trainer-inputs", lambda draft: make_inputs(draft)[0]), INPUTS
 
 
 def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
-    """Create the inputs, with the same bytes each time."""
+    """Create the inputs, with the same bytes each time; return the store with the name of each input."""
     store = Store(root / "store")
     verbs, things = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
     texts = [
@@ -155,14 +167,9 @@ def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
     (root / "sort").mkdir()
     for part in ("train", "val", "test"):
         write(root / "sort" / f"{part}.jsonl", [greeting, Problem(question="What does join do?", answer="join")])
-    names = {"text": "datasets/x/text", "tokens": "datasets/x/tokens", "questions": "datasets/x/questions"}
-    names["sort"] = "problems/sort"
-    found = {}
-    for role in ("text", "tokenizer", "tokens", "identity", "questions", "sort"):
-        name = names.get(role, role)
-        store.publish(root / role, name, f"print-{role}", {})
-        found[role] = Input(name=name, fingerprint=f"print-{role}")
-    return root / "store", found
+    for role, one in INPUTS.items():
+        store.publish(root / role, one.name, one.fingerprint, {})
+    return root / "store", INPUTS
 
 
 def make_again(store: Path, folder: Path, entry: Input) -> None:
