@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +78,8 @@ def test_a_tokenizer_without_the_chat_tokens_is_refused(tokenizer_folder, tmp_pa
 
 @pytest.fixture(scope="module")
 def transformers_tokenizer(tokenizer_folder):
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
 
 

@@ -1,12 +1,12 @@
 """TensorBoard's own reader finds each step once."""
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from packs.trackers.trainer.tensorboard_files import FILE, TensorboardFiles
 from tests.trainer.tracking.test_sidecar import sidecar, tell
 
 
 def test_tensorboard_reads_each_step_once_after_a_truncated_file(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     figures = tmp_path / "work" / "runs" / "sft"
     tell(figures, range(1, 6))
     (figures / "samples.jsonl").write_text('{"step": 5, "prompt": "Who?", "text": "I am."}\n')

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 
 from trainer import memory
 from trainer.model import attention
@@ -16,6 +15,8 @@ pytestmark = pytest.mark.slow
 
 def kept_bytes(block: torch.nn.Module, *given) -> int:
     """Return the bytes of inputs and activations that a compiled block keeps for the backward pass."""
+    # These imports take seconds, in each worker if they stood at the top.
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
