@@ -56,7 +56,6 @@ def attached(model: Decoder, config: AdapterPhaseConfig, std: float = 0.0) -> De
     return model
 
 
-@pytest.mark.nightly
 def trained_whole_and_in_parts(world, monkeypatch, config):
     """Train mid at once, and with a stop after four steps; return the artifact, whose bits must be equal."""
     assert run(world, monkeypatch, "mid", config, world.making("mid", base=BASE)) == 0
@@ -71,6 +70,7 @@ def trained_whole_and_in_parts(world, monkeypatch, config):
     return mid
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_adapter_is_trained_resumed_continued_and_used(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny(steps=6)) == 0
