@@ -83,7 +83,7 @@ def pytest_configure(config):
     # A busy machine draws slowly: no test may depend on a duration.
     calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
     settings.register_profile("night", calm)
-    settings.register_profile("day", calm, derandomize=True)
+    settings.register_profile("day", calm, derandomize=True, max_examples=40)
     is_day = "not nightly" in config.option.markexpr
     settings.load_profile("day" if is_day else "night")
     if not is_day:

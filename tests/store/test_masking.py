@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from store.masking import Mask
+from tests import seeds
 
 SECRETS = ["hunter2-" + "x9Qk", "aba", "ab/ab+c=" + "d", "ünïcode-password", "line\nbreak-secret"]
 
@@ -41,7 +42,7 @@ def copied_at(mask: Mask, text: bytes, sizes: list[int], piece: int) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=seeds.examples(60, 400))
 @given(LOGS, st.lists(st.integers(0, 200), max_size=5), st.integers(1, 40))
 @example(b"say hunter2-x9Qk now", [8], 3)
 @example(b"hunter2-x9Qk", [1, 2, 3, 11], 1)
@@ -54,7 +55,7 @@ def test_a_log_copied_during_growth_is_masked_as_a_whole(text, sizes, piece):
     assert all(form not in copy for one in SECRETS for form in spelled(one) if len(one) >= 8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=seeds.examples(60, 200))
 @given(LOGS, st.lists(st.integers(0, 200), max_size=4), st.integers(1, 40))
 def test_text_without_secrets_is_copied_unchanged_at_once(text, sizes, piece):
     assert copied_at(Mask([]), text, sizes, piece) == text

@@ -12,6 +12,7 @@ from data.shards.shards import read, shard_paths
 from data.text.document_batch import replace_invalid_utf8
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
+from tests import seeds
 from tests.faults.trial import rounds
 
 pytestmark = pytest.mark.process
@@ -64,7 +65,7 @@ def test_random_strings_have_the_same_ids(tokenizer, library_tokenizer, text, ro
         assert our_ids(tokenizer, texts) == library_tokenizer(texts)
 
 
-@settings(max_examples=200)
+@settings(max_examples=seeds.examples(60, 200))
 @given(st.lists(st.text() | st.sampled_from([*SPACES, *BITS, *SPECIALS]), max_size=8).map("".join))
 @example("<|bos|>" * 3)
 @example("a\n \n  b \t\r\n")
@@ -82,7 +83,7 @@ def test_every_character_has_the_same_category(tokenizer, library_tokenizer, rou
 
 
 @given(st.lists(st.binary(max_size=24), min_size=1, max_size=8))
-@settings(max_examples=100)
+@settings(max_examples=seeds.examples(60, 100))
 def test_invalid_utf_8_is_repaired_like_in_text_shards(tokenizer, library_tokenizer, raw):
     mended = list(raw)
     replace_invalid_utf8(mended)
@@ -103,7 +104,7 @@ def test_half_a_surrogate_pair_is_refused(tokenizer):
 
 
 @given(st.lists(st.sampled_from(["it's", "a", "B c", " d", "12", "é", "\n", "'s", " x y", "..", "  "]), max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=seeds.examples(60, 200))
 def test_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, library_tokenizer, parts):
     text = "".join(parts)
     with pytest.MonkeyPatch.context() as patch:

@@ -15,6 +15,7 @@ from data.errors import DataError, InputError
 from data.tokens import tokenizer as ours
 from data.tokens.untrusted import limited_tokenizer, patterns
 from data.tokens.untrusted.component_check import find_unknown_component
+from tests import seeds
 from tests.trainer.model.test_own_chat import CHATML
 
 pytestmark = pytest.mark.process
@@ -126,7 +127,7 @@ def pair(tmp_path_factory):
 
 
 @given(st.lists(st.text(), max_size=5))
-@settings(max_examples=100)
+@settings(max_examples=seeds.examples(60, 100))
 def test_child_makes_the_same_ids_and_text(pair, texts):
     here, there = pair
     ids = [one.tolist() for one in there.encode_batch(texts)]

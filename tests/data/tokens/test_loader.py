@@ -25,6 +25,7 @@ from data.tokens.shuffle import Shuffle
 from data.tokens.stream import STARTS
 from data.tokens.token_file import Header
 from data.tokens.tokenize import TokenWriter
+from tests import seeds
 from tests.data.conftest import ROOT
 from trainer.parallel.process_group import Ranks
 
@@ -247,7 +248,7 @@ def reference_rows(lengths, row_len):
         rows.append(row)
 
 
-@settings(max_examples=200)
+@settings(max_examples=seeds.examples(60, 200))
 @given(lengths=st.lists(st.integers(1, 40), max_size=60), row_len=st.integers(1, 50))
 def test_best_fit_equals_its_source(lengths, row_len):
     made = fill_rows(lengths, row_len)

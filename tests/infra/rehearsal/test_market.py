@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from infra.rehearsal.market import Market
 from infra.rehearsal.offers import read_offers
 from infra.rehearsal.records import TERMS, Machine, MachineFault, Offer, Order, Refused, rate
+from tests import seeds
 
 USD = 1_000_000
 
@@ -309,5 +310,5 @@ class Life(RuleBasedStateMachine):
         assert self.world.spent_micro_usd("lium") <= 2 * USD + 4 * 3000
 
 
-Life.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+Life.TestCase.settings = settings(max_examples=seeds.examples(20, 60), stateful_step_count=25)
 TestLife = Life.TestCase

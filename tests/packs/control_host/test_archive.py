@@ -23,6 +23,7 @@ from infra.records import Address, Pod
 from packs.control_host.control import archive, journal_moves
 from packs.control_host.control.host import JournalCopy
 from packs.control_host.control.local_pods import refuse_local_pods
+from tests import seeds
 from tests.hostile import mistyped, spliced
 
 
@@ -173,7 +174,7 @@ def test_files_of_an_archive_have_plain_names(host, kind, name):
     assert not host.parent.exists()
 
 
-@settings(max_examples=300)
+@settings(max_examples=seeds.examples(60, 300))
 @given(mistyped(GOOD) | spliced(GOOD))
 def test_any_archive_is_read_or_refused_with_a_reason(raw):
     for read in (archive.check, archive.live_rows, archive.runs_over):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from infra.errors import UsageError
 from packs.control_host.control import bounded_tar
 from store.untrusted_input import UnusableDocument
+from tests import seeds
 
 
 def packed(*members, form=tarfile.PAX_FORMAT):
@@ -172,7 +173,7 @@ def archives(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=seeds.examples(60, 300))
 @given(archives())
 def test_any_archive_changes_only_its_own_folder(tmp_path_factory, raw):
     base = tmp_path_factory.mktemp("any")

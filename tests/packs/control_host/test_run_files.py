@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from infra.errors import SlipwayError, UsageError
 from infra.transport.protocol import Result, ThisMachine
 from packs.control_host.control import bounded_tar, run_files
+from tests import seeds
 from tests.hostile import mistyped, spliced
 
 pytestmark = pytest.mark.process
@@ -226,7 +227,7 @@ def test_files_of_runs_contain_only_these_runs_and_no_other_path(tmp_path):
     assert names(here) == ["top/pod/logs/base.log"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=seeds.examples(60, 200))
 @given(
     mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=200), st.sampled_from(["top/x", "../x", "top/../../x", "/x"])
 )

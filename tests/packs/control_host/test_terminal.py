@@ -19,6 +19,7 @@ from infra.transport.protocol import ConnectionLost, Unreachable
 from infra.transport.ssh import Ssh
 from packs.control_host.control import terminal
 from packs.control_host.control.host import ControlHost
+from tests import seeds
 from tests.hostile import mistyped, spliced
 from tests.hosts import sshd as sshd
 from tests.world import ROOT
@@ -54,7 +55,7 @@ def test_reason_with_escape_sequences_does_not_control_the_terminal():
     assert found.problem.startswith("\\x1b]52;c;AAAA\\x07xxx") and len(found.problem) == terminal.MOST_PROBLEM
 
 
-@settings(max_examples=300)
+@settings(max_examples=seeds.examples(60, 300))
 @given(mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=20))
 def test_any_record_is_an_outcome_or_an_error(over):
     try:

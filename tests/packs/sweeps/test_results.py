@@ -14,6 +14,7 @@ from packs.sweeps.commands import sweep_text
 from packs.sweeps.control.groups import Sweeps
 from packs.sweeps.control.trials import results
 from store import packs
+from tests import seeds
 from tests.hostile import mistyped, spliced
 
 TRIAL = {"run": "s.a", "arm": "a", "seed": 1, "asked": {}, "flags": {}, "env": {}, "pod": "", "state": "succeeded",
@@ -23,7 +24,7 @@ SWEEP = {"name": "s", "about": "", "rank": {}, "against": "", "provider": "local
          "trials": [TRIAL], "beside": [], "saved_s": 0.0, "saved_micro_usd": 0, "version": 1}  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=seeds.examples(60, 200))
 @given(mistyped(SWEEP) | spliced(SWEEP) | st.binary(max_size=50))
 def test_any_file_of_a_sweep_is_read_or_skipped(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("any")

@@ -18,7 +18,7 @@ from store.artifacts import references
 from store.artifacts.artifacts import Store
 from store.backends.backend import open_place
 from store.manifest import StoreError
-from tests import hostile
+from tests import hostile, seeds
 from tests.store import conftest as stores
 
 # Fixtures of the stores' own tests: a folder, buckets of two servers, a repository of the test hub.
@@ -215,7 +215,7 @@ def small(tmp_path):
     return folder
 
 
-@settings(max_examples=80)
+@settings(max_examples=seeds.examples(40, 80))
 @given(document=hostile.documents(CONFIG))
 @example(document=json.dumps({**CONFIG, "rope_theta": float("nan")}).encode())
 @example(document=json.dumps({**CONFIG, "hidden_size": 10**9}).encode())

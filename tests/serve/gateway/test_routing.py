@@ -14,6 +14,7 @@ from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Fleet, RequestOutcome, RetryBudget, Target
 from serve.gateway.wait_queue import WaitQueue
 from serve.gateway.window import Window
+from tests import seeds
 
 CAP = 3
 LIMITS = GatewayLimits(
@@ -76,7 +77,7 @@ class Churn(RuleBasedStateMachine):
         assert set(self.fleet.leaving) == set(counts) - set(self.listed)
 
 
-Churn.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Churn.TestCase.settings = settings(max_examples=seeds.examples(20, 60), stateful_step_count=40)
 TestChurn = Churn.TestCase
 
 
