@@ -4,6 +4,7 @@ name.
 Markers deselect tests that need a GPU, an account or a night.
 """
 
+import gc
 import itertools
 import os
 import signal
@@ -37,6 +38,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # send Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Python's default threshold of 700 objects costs seconds per worker: each collection scans all imported modules.
+gc.set_threshold(50_000)
 
 # No test writes to the user's own cache. A process that a test left behind can write during the removal.
 CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True)
@@ -145,6 +149,10 @@ def pytest_collection_modifyitems(config, items):
             not (one.path.name.startswith(long) or folders & set(one.path.parts)),
         )
     )
+
+
+def pytest_collection_finish():
+    gc.freeze()  # the modules and the collected tests stay until the end
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
