@@ -58,13 +58,18 @@ def test_recorded_terminal_is_a_small_image_with_both_commands():
     assert "./inv launch --phase sft" in picture and "./inv chat" in picture
 
 
+@pytest.fixture(scope="module")
+def generated():
+    return reference.pages()
+
+
 @pytest.mark.pack("bits")
 @pytest.mark.pack("blocks")
 @pytest.mark.pack("preferences")
 @pytest.mark.parametrize("page", reference.PAGES)
-def test_reference_page_equals_the_output_of_the_generator(page):
+def test_reference_page_equals_the_output_of_the_generator(page, generated):
     written = (reference.FOLDER / page).read_text(encoding="utf-8")
-    assert written == reference.pages()[page], "run: python -m scripts.project.reference write"
+    assert written == generated[page], "run: python -m scripts.project.reference write"
 
 
 def test_page_for_coding_agents_equals_the_output_of_the_generator():

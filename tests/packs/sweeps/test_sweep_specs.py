@@ -1,6 +1,7 @@
 """The description of a sweep: files with arms and ranges, functions with pods and experiments; a trainer's flags."""
 
 import dataclasses
+import functools
 import json
 import sys
 from types import SimpleNamespace
@@ -25,6 +26,13 @@ from trainer.records import phase_options
 from trainer.records.phase_options import NOT_FOR_A_PHASE
 
 EXAMPLES = ROOT / "examples" / "sweeps"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sweep_files_read_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_file, "load", functools.cache(sweep_file.load))
+        yield
 
 
 def test_axes_are_combined_into_arms_with_every_seed():
