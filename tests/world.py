@@ -102,7 +102,7 @@ class World:
         """Check that at most the supervisor is left, and wait for its exit, which follows the release of its lease."""
         left = {pid: command_line(pid) for pid in self.processes()}
         assert all(b"scripts.runs.supervisor" in line for line in left.values() if line), left
-        until(lambda: not self.processes(), "the exit of the supervisor")
+        until(lambda: not self.processes(), "the exit of the supervisor", pause_s=0.1)
 
     def kill(self) -> None:
         """Kill all processes with SIGKILL, including restarted processes."""
@@ -124,11 +124,11 @@ def read_states(pods: Path, name: str) -> list[dict]:
     return found
 
 
-def until(truth, what: str, within_s: float = 120.0):
+def until(truth, what: str, within_s: float = 120.0, pause_s: float = 0.05):
     """Return the first true value of `truth()`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if found := truth():
             return found
-        time.sleep(0.05)
+        time.sleep(pause_s)
     raise AssertionError(f"not within {within_s:g} s: {what}")

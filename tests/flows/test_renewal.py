@@ -55,7 +55,7 @@ def checkout(tmp_path, monkeypatch):
     """Make a second checkout, which a supervisor checks often; supervisors are started from this checkout."""
     folder = tmp_path / "checkout"
     for name in filter(Path.is_dir, map(ROOT.joinpath, running_code.PRODUCT)):
-        shutil.copytree(name, folder / name.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(name, folder / name.name, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy2(ROOT / "pyproject.toml", folder)
     watch = folder / "infra" / "checkout.py"
     watch.write_text(watch.read_text().replace("LOOK_EVERY_S = 15.0", "LOOK_EVERY_S = 0.2"))

@@ -17,16 +17,17 @@ from infra.agent.state import live_process
 
 AGENT = Path(__file__).parents[3] / "infra" / "agent"
 DEADLINE_S = 30.0
+SCAN_S = 0.1  # between two scans of all processes, which take milliseconds of the CPU
 
 
-def until(truth: Callable[[], Any], what: str = "", within_s: float = DEADLINE_S) -> Any:
+def until(truth: Callable[[], Any], what: str = "", within_s: float = DEADLINE_S, pause_s: float = 0.02) -> Any:
     """Return the first true answer; fail after `within_s`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         answer = truth()
         if answer:
             return answer
-        time.sleep(0.02)
+        time.sleep(pause_s)
     raise AssertionError(f"not within {within_s} s: {what or truth}")
 
 
@@ -36,7 +37,8 @@ class World:
     def __init__(self, root: Path) -> None:
         self.pod = PodFolder(root)
         self.token = f"sw1-test-{root.name}-{os.getpid()}"
-        shutil.copytree(AGENT, self.pod.code / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+        # With the compiled modules: else the first processes of each pod compile the agent.
+        shutil.copytree(AGENT, self.pod.code / "infra" / "agent", ignore=shutil.ignore_patterns("*.pyc.*"))
         (self.pod.code / "infra" / "__init__.py").touch()
         self.pod.work.mkdir()
 
@@ -71,12 +73,12 @@ class World:
     def verdict(self) -> dict[str, Any]:
         """Return the verdict of the current job, after the exit of guard and agent."""
         until(self.pod.verdict.exists, "a verdict")
-        until(lambda: not self.members(), "the end of every process")
+        until(lambda: not self.members(), "the end of every process", pause_s=SCAN_S)
         return json.loads(self.pod.verdict.read_text())
 
     def verdict_or_death(self) -> dict[str, Any]:
         """Return the verdict; {} if the last process of the pod died before the verdict."""
-        until(lambda: not self.members(), "the end of every process")
+        until(lambda: not self.members(), "the end of every process", pause_s=SCAN_S)
         return json.loads(self.pod.verdict.read_text()) if self.pod.verdict.exists() else {}
 
     def progress(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class World:
         targets = [self.living(role) for role in roles]
         for target in targets:
             send(target, signal.SIGKILL)
-        until(lambda: not set(targets) & set(self.members()), "the death of the killed")
+        until(lambda: not set(targets) & set(self.members()), "the death of the killed", pause_s=SCAN_S)
 
     def lines(self, name: str) -> list[str]:
         """Return the lines of a file in the work folder; [] without the file."""
