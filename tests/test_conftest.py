@@ -115,6 +115,7 @@ def test_in_ci_a_skipped_test_fails_the_run_by_name(tmp_path, words):
     assert "1 passed, 4 skipped, 1 xfailed" in lines[-1]
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("words", [(), ("-n", "1")], ids=str)
 def test_outside_ci_the_last_lines_count_skips_with_reasons(tmp_path, words):
     code, lines = run(tmp_path, "", *words)

@@ -253,7 +253,9 @@ def test_text_path_may_be_relative_to_the_current_folder(world, tmp_path):
     source = os.path.relpath(tmp_path / "corpus.txt", ROOT)
     result = world.json("launch", "--phase", "base", "--source", source, "--yes", code=1)
     states = {step["name"]: step["state"] for step in result["steps"]}
-    assert (states["text"], states["tokenizer"]) == ("done", "failed")  # The text is too short for a vocabulary.
+    # The text is too short for a vocabulary.
+    assert (result["state"], states["text"], states["tokenizer"]) == ("failed", "done", "failed")
+    assert "tokenizer" in world.inv("logs", "--errors")
 
 
 @pytest.mark.nightly
@@ -395,6 +397,7 @@ def test_followed_log_of_a_killed_run_ends_with_the_next_command(ready):
     assert process.returncode == 1 and f"inv resume {run}" in err
 
 
+@pytest.mark.nightly
 def test_failed_step_is_reported_with_place_and_reason(world, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')

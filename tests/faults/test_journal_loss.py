@@ -142,13 +142,14 @@ def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
     return told
 
 
-@rounds(5, 150)
+@rounds(3, 150)
 def test_a_lost_journal_loses_no_pod(here, tmp_path, rounds):
     told = lose_journals(here, tmp_path, rounds)
     print(dict(told))
     assert told["begun anew"] and told["found"] and told["went on"]
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("name", VENDORS)
 def test_a_pod_with_a_damaged_id_is_found_again(here, tmp_path, name):
     """No checksum of SQLite tells one letter from a different letter."""

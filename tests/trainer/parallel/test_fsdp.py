@@ -86,7 +86,7 @@ def single_process_run(tmp_path_factory):
     return run(folder, config(), 1), folder
 
 
-@pytest.mark.day_cases(3)
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize(
     ("size", "parallel"), [(2, "fsdp"), (2, "fsdp-held"), (4, "fsdp"), (4, "hybrid"), (2, "ddp"), (3, "ddp")]
 )

@@ -189,6 +189,7 @@ def test_an_agent_in_a_crash_loop_is_given_up(world: World) -> None:
     assert world.verdict()["reason"].startswith("the agent ended 5 times in 10 min 00 s without a verdict")
 
 
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize(("finish_in_s", "time_s"), [(30.0, 10_000.0), (-60.0, 10_000.0), (30.0, None)])
 def test_a_pod_that_waited_in_a_queue_ends_before_the_end_of_all_work(world: World, finish_in_s, time_s) -> None:
     world.program("wait", WAIT)
@@ -206,6 +207,8 @@ def test_a_guard_keeps_an_earlier_limit_and_ignores_an_empty_end_of_all_work(wor
     for by in (str(time.time() + 9000.0), ""):
         found = ends.ending_in_time(Job("otter", "", (), Limits(time_s=900.0), environ={ends.FINISH_BY: by}), 100.0)
         assert found.limits.time_s == 900.0
+    unlimited = Job("otter", "", (), Limits(), environ={ends.FINISH_BY: str(time.time() + 200.0)})
+    assert ends.ending_in_time(unlimited, 100.0).limits.time_s == pytest.approx(300.0, abs=60.0)
     said = {"token": "", "elapsed_s": 100.0, "clocks": None}
     by = str(time.time() + 200.0)
     assert 0 < ends.upload_allowance_s(Job("otter", "", (), Limits(), environ={ends.FINISH_BY: by}), said) < 200.0
