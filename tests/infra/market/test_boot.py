@@ -72,9 +72,17 @@ def test_a_machine_that_never_boots_is_given_back_by_the_deadline(tmp_path, trai
         assert (truth["billing"], truth["running"], len(truth["pods"])) == (0, 0, 3 * rounds)
 
 
+@pytest.fixture(scope="module")
+def shared_world(tmp_path_factory):
+    """Return a world for tests that set the faults and end the pods."""
+    with world(tmp_path_factory.mktemp("shared") / "world", speed=SPEED) as running:
+        yield running
+
+
 @pytest.mark.parametrize("trait", ["", "disk in cost", "dear"])
-def test_the_rate_of_a_pod_includes_the_disk_for_every_vendor(tmp_path, trait):
-    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+def test_the_rate_of_a_pod_includes_the_disk_for_every_vendor(tmp_path, shared_world, trait):
+    running = shared_world
+    with Journal.open(tmp_path / "journal.db") as journal:
         running.fault(machines=[{"trait": trait, "count": None}] if trait else [])
         vendor = market(open_market("runpod", settings_of(running, tmp_path)))
         # A terabyte costs 40 % of the cheapest card.
