@@ -106,12 +106,23 @@ def texts(node: ast.AST) -> list[str]:
     return [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Return all statements below a node, without the expressions."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for one in getattr(node, name, ()):
+            yield one
+            yield from statements(one)
+
+
 def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
     """Return dotted names that `text` imports, anywhere in the file; `from a import b` gives `a.b`.
 
     Includes a module passed to `import_module` as a text, and the names in the table of commands: "a.b:function".
     """
-    for node in ast.walk(ast.parse(text)):
+    parsed = ast.parse(text)
+    # Calls matter in few files, and most nodes are expressions.
+    has_calls = "import_module" in text or "__import__" in text or lies_in(module, "scripts")
+    for node in ast.walk(parsed) if has_calls else statements(parsed):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif is_by_text(node):
