@@ -52,6 +52,7 @@ def test_gpu_too_small_for_a_model_is_reported_with_numbers(world, monkeypatch, 
     assert "trainer base: the GPU's memory is full: base needs" in said and "a GPU with" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most_tokens", "most_bytes"), [(None, None), (40, 100)])
 def test_large_held_out_text_is_evaluated_in_part(world, monkeypatch, most_tokens, most_bytes):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
@@ -289,6 +290,7 @@ def test_phase_refuses_a_model_trained_with_a_different_tokenizer(world, monkeyp
     assert run(world, monkeypatch, "mid", chat_phase("mid", steps=2), mine) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_trained", "has_parent", "code"), [(False, True, 75), (True, True, 0), (True, False, 75)])
 def test_stop_request_after_the_last_step_waits_for_the_publication(world, monkeypatch, is_trained, has_parent, code):
     """Without the process that started the trainer, no process would end the work, so the trainer leaves."""

@@ -170,20 +170,20 @@ def test_missing_pack_is_named(monkeypatch):
 @pytest.mark.slow
 def test_run_shortened_before_its_decay_equals_a_run_of_that_length(world, monkeypatch):
     """Also when the shortened run is interrupted in between; the artifact names both numbers of steps."""
-    planned = replace(config_of(steps=60), dtype="float32")
-    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: 40 if step == 12 else steps)
+    planned = replace(config_of(steps=30), dtype="float32")
+    monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: 20 if step == 6 else steps)
     assert run(world, monkeypatch, "base", planned) == 0
     shortened = open_final(world.store / "base_checkpoints/tiny")
     lines = [json.loads(line) for line in (shortened.folder.parent / "metrics.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in lines] == list(range(1, 41))
-    rates = [learning_rate_scale(planned.schedule, step, 40) for step in range(40)]
+    assert [one["step"] for one in lines] == list(range(1, 21))
+    rates = [learning_rate_scale(planned.schedule, step, 20) for step in range(20)]
     assert [one["lr"] / lines[5]["lr"] for one in lines] == pytest.approx(rates)
     about = json.loads((shortened.folder.parent / "ARTIFACT.json").read_text())["about"]
-    tokens = 40 * planned.rows * planned.sequence_len
-    assert (about["steps"], about["planned_steps"], about["tokens"]) == (40, 60, tokens)
+    tokens = 20 * planned.rows * planned.sequence_len
+    assert (about["steps"], about["planned_steps"], about["tokens"]) == (20, 30, tokens)
 
-    # Stop after step 20 and start again: the checkpoint has the number of steps.
-    stops = iter([False] * 19 + [True] + [False] * 100)
+    # Stop after step 10 and start again: the checkpoint has the number of steps.
+    stops = iter([False] * 9 + [True] + [False] * 100)
     parted = replace(world.making("base"), name="base_checkpoints/parted", fingerprint="p" * 64)
     with monkeypatch.context() as hasty:
         hasty.setattr(loop, "defer_stop_signals", lambda: nullcontext(lambda: next(stops)))
@@ -192,7 +192,7 @@ def test_run_shortened_before_its_decay_equals_a_run_of_that_length(world, monke
     assert run(world, monkeypatch, "base", planned, parted) == 0
     assert hashes(open_final(world.store / "base_checkpoints/parted")) == hashes(shortened)
 
-    short = replace(config_of(steps=40), dtype="float32")
+    short = replace(config_of(steps=20), dtype="float32")
     making = replace(world.making("base"), name="base_checkpoints/short", fingerprint="s" * 64)
     assert run(world, monkeypatch, "base", short, making) == 0
     other = open_final(world.store / "base_checkpoints/short")
@@ -211,6 +211,7 @@ def test_all_processes_take_the_number_of_the_first_process(tmp_path, monkeypatc
     assert [told["steps"] for told in together(2, work)] == ["7 of 7"] * 2
 
 
+@pytest.mark.slow
 def test_warm_up_of_a_shortened_run_shrinks_with_the_run(world, monkeypatch):
     planned = replace(tiny(steps=1000, schedule=ScheduleConfig(warmup_steps=100, end=LIMIT)), dtype="float32")
     monkeypatch.setattr(LimitEnd, "num_steps", lambda self, step, steps: 10 if step == 5 else steps)
