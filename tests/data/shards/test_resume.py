@@ -27,7 +27,7 @@ from tests.programs import source
 pytestmark = pytest.mark.process
 
 LINES = 100_000
-SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 4500, "keep_every_s": 0.05}
+SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 4500, "keep_every_s": 0.02}
 
 
 @pytest.fixture(scope="module")
