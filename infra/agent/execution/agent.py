@@ -21,6 +21,7 @@ from infra.agent.execution import steps
 from infra.agent.execution.nodes import NodeCallbacks, Nodes, environ_of, nodes_of
 from infra.agent.execution.progress import Growth, Progress, RecordTail, Redactor
 from infra.agent.execution.sidecars import Sidecar
+from infra.agent.execution.trackers import Tracker
 from infra.agent.job import Job, PodFolder, Step, private
 from infra.agent.process import (
     TOKEN,
@@ -32,7 +33,7 @@ from infra.agent.process import (
     find,
     send,
 )
-from infra.agent.shortage import Backoff, exempt_from_oom_killer, retry_shortages, tolerate_shortage
+from infra.agent.shortage import exempt_from_oom_killer, retry_shortages, tolerate_shortage
 from infra.agent.state import (
     ENGINE,
     LEFT,
@@ -66,8 +67,6 @@ TAKEN_S = 3.0  # maximum delay between the end of a step by an engine's signal a
 TRACKERS_S = 60.0  # time for trackers to send remaining metrics on a free machine, where their environment may be new
 TRACKERS_PAID_S = 10.0  # the same on a rented machine, and for a tracker that does not answer
 TRACKERS_ASKED_S = 5.0  # the same after a stop request
-TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a failing tracker
-NOT_STARTED = "not started yet"  # problem of a tracker whose process has written no state
 
 
 def run(root: Path) -> int:
@@ -320,8 +319,7 @@ class Agent:
     def stop_trackers(self, ending: Dict[str, Any]) -> None:
         """Wait briefly for the trackers to send remaining metrics, and add the trackers without them to the reason.
 
-        The state of the verdict does not depend on trackers. A tracker that never started, or whose process was
-        killed, has no metrics of the last steps either.
+        The state of the verdict does not depend on trackers.
         """
         for one in self.trackers:
             one.terminate()
@@ -330,37 +328,19 @@ class Agent:
         is_paid = bool(self.job.limits.micro_usd_per_hour)
         longest_s = min(TRACKERS_PAID_S if is_paid else TRACKERS_S, limits.upload_allowance_s(self.job, guard) / 4)
         while running := [one for one in self.trackers if one.pid() is not None]:
-            are_silent = all(self._tracker_problem(one) for one in running)
+            are_silent = all(one.problem() for one in running)
             patience_s = min(longest_s, TRACKERS_PAID_S) if are_silent else longest_s
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else patience_s):
                 say("a tracker did not finish in time; the agent ended the tracker")
                 break
             self.refresh()
             time.sleep(steps.POLL_S)
-        has_metrics = any(self.pod.work.glob("runs/*/metrics.jsonl"))
         for one in self.trackers:
-            problem = self._tracker_problem(one) or ("it is slow" if one in running else "")
-            if not problem and not one.has_finished():
-                problem = f"its process ended; see logs/{one.step.name}.log"
-            if problem and has_metrics:
+            if problem := one.missing():
                 name, command = one.step.config["tracker"], one.step.config.get("sent_later_by")
                 hint = f"; to send them: {command} {self.job.run}" if command else ""
                 _add(ending, f"not all metrics are in {name} ({problem}); they are in work/runs of the run{hint}")
         self.trackers = []
-
-    def _tracker_problem(self, one: Sidecar) -> str:
-        """Return why a tracker does not take metrics, as last reported by its process; "" = no problem is known."""
-        return str(try_read_json(self._tracker_state(one.step)).get("problem", ""))
-
-    def _tracker_state(self, step: Step) -> Path:
-        return self.pod.tracking / f"{step.config.get('tracker', '')}.json"
-
-    def _note_tracker(self, step: Step, problem: str) -> None:
-        """Write the problem of a tracker whose process has written none."""
-        state = self._tracker_state(step)
-        said = try_read_json(state)
-        if said.get("problem", NOT_STARTED) in ("", NOT_STARTED):
-            try_write_json(state, {**said, "problem": problem})
 
     def refresh(self) -> None:
         self.restart_guard()
@@ -419,7 +399,7 @@ class Agent:
 
         return Sidecar(self.pod, step, words, lambda: self.environ(step))
 
-    def create_tracker(self, step: Step) -> Sidecar:
+    def create_tracker(self, step: Step) -> Tracker:
         """Return the sidecar for a tracker; the sidecar builds a separate environment by itself."""
 
         def words() -> List[str]:
@@ -430,12 +410,7 @@ class Agent:
             own = {"SLIPWAY_ENVIRONMENTS": self.job.environments} if self.job.environments else {}
             return {**self.environ(step), **own}
 
-        def note(why: str) -> None:
-            self._note_tracker(step, f"{why}; see logs/{step.name}.log")
-
-        if not self._tracker_state(step).exists():
-            self._note_tracker(step, NOT_STARTED)
-        return Sidecar(self.pod, step, words, environ, TRACKING, note)
+        return Tracker(self.pod, step, words, environ)
 
     def supervise_sidecars(self) -> None:
         """Keep the guard alive, and each sidecar once the environment of the sidecar exists."""

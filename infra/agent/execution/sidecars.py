@@ -28,14 +28,12 @@ class Sidecar:
         words: Callable[[], List[str]],
         environ: Callable[[], Dict[str, str]],
         backoff: Backoff = BACKOFF,
-        on_failure: Optional[Callable[[str], None]] = None,
     ) -> None:
         self.pod = pod
         self.step = step
         self.words = words
         self.environ = environ
         self.backoff = backoff
-        self.on_failure = on_failure
         self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.started_at = 0.0
         self.due_at = 0.0
@@ -78,10 +76,6 @@ class Sidecar:
         say(f"{self.step.name}: not finished before the deadline")
         return False
 
-    def has_finished(self) -> bool:
-        """Return whether the last process of the sidecar reported success."""
-        return self.process is not None and self.process.poll() == 0
-
     def terminate(self) -> None:
         """Ask the sidecar to finish, without a restart."""
         if self.process is not None and self.pid() is not None:
@@ -101,5 +95,3 @@ class Sidecar:
         wait_s = self.backoff.wait_s(self.failures)
         self.due_at = now + wait_s
         say(f"{self.step.name}: {why}; retry in {wait_s:g} s")
-        if self.on_failure:
-            self.on_failure(why)
