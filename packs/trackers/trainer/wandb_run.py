@@ -71,7 +71,7 @@ class WandbRun:
         try:
             summary = wandb.Api(timeout=ASK_S).run(self.run.path).summary
         except Exception as error:
-            return type(error).__name__
+            return f"no answer from the server ({type(error).__name__})"
         due, self.due = self.due, dict(self.handed)
         late = {phase: int(summary.get(f"{phase}/step") or 0) for phase in due}
         behind = [f"{phase}: step {late[phase]} of {step}" for phase, step in due.items() if late[phase] < step]

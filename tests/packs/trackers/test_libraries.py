@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,56 @@ def test_wandb_offline_is_one_run_with_each_step_once(tmp_path):
     rows = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
     assert [int(row.split()[0]) for row in rows] == list(range(1, STEPS + 1))
     assert float(rows[-1].split()[1]) == pytest.approx(1 / STEPS)
+
+
+# Asks the server for the steps of a run three times: before and after the library got steps, and without a server.
+ASK = """
+import os, sys, types
+from packs.trackers.trainer.wandb_run import WandbRun
+
+one = object.__new__(WandbRun)
+one.is_offline, one.due, one.run = False, {}, types.SimpleNamespace(path="us/slipway/brave-otter-3")
+for steps in ({"sft": 7}, {"sft": 9}, {"sft": 9}):
+    one.handed = steps
+    print(one.problem())
+os.environ["WANDB_BASE_URL"] = "http://127.0.0.1:9"
+print(one.problem())
+"""
+
+
+class Wandb(BaseHTTPRequestHandler):
+    """The answers of W&B's server to questions about a run whose summary has step 7."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        names = ("id", "name", "displayName", "user", "createdAt", "heartbeatAt", "description", "notes", "state")
+        run = {**dict.fromkeys(names, ""), "user": {"name": "us", "username": "us"}, "tags": [], "config": "{}"}
+        run |= {"summaryMetrics": json.dumps({"sft/step": 7}), "systemMetrics": "{}", "historyLineCount": 7}
+        viewer = {"id": "1", "entity": "us", "username": "us", "flags": "{}", "teams": {"edges": []}}
+        body = json.dumps({"data": {"viewer": viewer, "project": {"run": {**run, "state": "running"}}}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_wandb_server_that_lacks_steps_is_named():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Wandb)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_API_KEY": "a" * 40, "WANDB_SILENT": "true"}
+    environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_port}"
+    try:
+        done = subprocess.run([python("track-wandb"), "-c", ASK], env=environ, capture_output=True, text=True)
+    finally:
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    first, second, third, away = done.stdout.split("\n")[:4]
+    assert (first, second, third) == ("", "", "the server has sft: step 7 of 9"), done.stderr
+    assert away.startswith("no answer from the server (")
 
 
 @contextlib.contextmanager
