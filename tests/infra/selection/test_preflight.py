@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from flows.specs.launch import LaunchSpec
+from flows.specs.work import prepare_command
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
-from infra.records import Offer, Plan, Request
+from infra.records import Offer, Plan, PlannedArtifact, Request
 from infra.selection.preflight import check_work, lasting, limits_for, roomy
 from infra.settings import Settings
 from tests.world import ROOT
@@ -61,6 +62,16 @@ def test_a_machine_is_not_rented_without_a_key_to_its_google_bucket(monkeypatch)
         "",
         "",
     )
+
+
+def test_missing_inputs_are_refused_with_the_commands_that_make_the_inputs_here_and_there():
+    artifacts = (PlannedArtifact("tokenizer", "missing", "tokenizer"), PlannedArtifact("text", "here", ""))
+    asked = replace(plan(), store="s3://bucket/runs", artifacts=artifacts)
+    spec = LaunchSpec(phase="all", gpu="H100", num_gpus=8, spend_limit="100", store="s3://bucket/runs")
+    with pytest.raises(UsageError) as refused:
+        check_work(asked, Settings.load(ROOT, environ={}), False, "inv launch --with-missing", prepare_command(spec))
+    here = "make the inputs here first: inv train --prepare --phase all --store=s3://bucket/runs; or "
+    assert f"{here}make the inputs on the rented machine: inv launch --with-missing" in str(refused.value)
 
 
 @pytest.mark.parametrize(
