@@ -33,7 +33,7 @@ def raise_all(where: str, found: Sequence[str], path: Path | None = None) -> Non
 
 
 def line_of(document: YamlDocument, text: str) -> int:
-    """Return the line of the keys at the begin of a refusal."""
+    """Return the line of the keys at the beginning of a refusal."""
     place: strict_yaml.Place = ()
     while True:
         number = re.match(r"([0-9]+)[.:\s]\s*", text)

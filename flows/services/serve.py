@@ -152,7 +152,7 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     if is_here and spec.replicas is None:
         document = own_run.with_one_replica(document, draft.service, tell)
     scripts = {"setup": draft.service.file.setup, "run": draft.service.file.run}
-    for one in missing_programs.find(scripts, candidates):
+    for one in missing_programs.find(scripts, candidates, has_image=bool(image.image)):
         tell(f"{one.section}: {one.text}")
     version = revision.own_version(document, draft.provider, settings.store, draft.name)
     if is_here and draft.before and draft.before.engine == OWN_RUN:

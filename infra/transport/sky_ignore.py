@@ -1,6 +1,6 @@
 """SkyPilot's `.skyignore`: the patterns of a project, which replace the patterns of git.
 
-A pattern with a `/` at the begin holds at the top of the project, and other patterns hold in every folder. A pattern of
+A pattern with a leading `/` holds at the top of the project, and other patterns hold in every folder. A pattern of
 a folder holds for all files below the folder.
 """
 

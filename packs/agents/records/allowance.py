@@ -28,7 +28,7 @@ class Allowance:
     ttl_s: float
     """Seconds until all machines and services of the allowance end."""
     boot_id: str
-    """Boot of this machine, and seconds since that boot, at the begin: a wall clock may be set."""
+    """Boot of this machine, and seconds since that boot, at the beginning: a wall clock may be set."""
     boot_s: float
     machines: int = 1
     """Most machines at a time."""

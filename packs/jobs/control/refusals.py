@@ -27,7 +27,7 @@ class Refusals:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect the UsageError of the body, with the line number at the begin of the message."""
+        """Collect the UsageError of the body, with the line number at the beginning of the message."""
         try:
             yield
         except RefusedLines as error:
