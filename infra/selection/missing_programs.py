@@ -84,7 +84,7 @@ PROGRAMS = (
         called=BEGIN + r"docker(?:-compose|\s+compose|\s+(?:run|build|exec|pull|start|login))\s",
         is_missing=_lacks_docker,
         tested=r"(?:command\s+-v|which|type)\s+docker\b",
-        advice="install the program of the container in `setup`, or give a job the line `image_id: docker:IMAGE` and "
+        advice="install the program of the container in `setup`, or write `image_id: docker:IMAGE` under resources and "
         "the command of the container as `run`; machines of shadeform have Docker (--provider shadeform)",
     ),
     Program(
