@@ -51,10 +51,9 @@ class Loader(yaml.SafeLoader):
 
 def _as_written(node: yaml.Node) -> yaml.Node:
     """Return a number, a date or a boolean as a text; any other node unchanged."""
-    kind = node.tag.rpartition(":")[2] if isinstance(node, yaml.ScalarNode) else ""
-    if kind not in ("bool", "float", "int", "timestamp"):
-        return node
-    return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, node.start_mark, node.end_mark)
+    if isinstance(node, yaml.ScalarNode) and node.tag.rpartition(":")[2] in ("bool", "float", "int", "timestamp"):
+        return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, node.start_mark, node.end_mark)
+    return node
 
 
 for _kind in ("int", "float"):
@@ -149,11 +148,7 @@ def parse(path: Path, text: str, texts: Sequence[str] = ()) -> Any:
     """Return the content of a YAML text; `path` names the text in errors, `texts` as in `read`. Raises UsageError."""
     try:
         refuse_bombs(path, text)
-        loader = Loader(text, texts)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return Loader(text, texts).get_single_data()
     except UsageError:
         raise
     except Exception as error:  # PyYAML raises built-in exceptions for many scalars: `!!int ""`, `!!bool x`

@@ -38,7 +38,8 @@ def read(kind: type[T], raw: Any, spared: Sequence[str] = ()) -> T:
 
     spared: unknown keys to ignore, which the caller rejects with its own message. Raise RecordMismatch.
     """
-    refuse_unknown(kind, raw, spared)
+    for one in unknown_keys(kind, raw, spared):
+        raise one
     return convert(kind, raw)
 
 
@@ -51,12 +52,6 @@ def convert(kind: type[T], raw: Any) -> T:
     except msgspec.ValidationError as error:  # includes errors of the record's own checks
         found = _AT.fullmatch(str(error))
         raise RecordMismatch([found["place"]] if found else [], found["what"] if found else str(error)) from None
-
-
-def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = ()) -> None:
-    """Raise RecordMismatch if `raw` or a nested record has a key that the record class does not define."""
-    for one in unknown_keys(kind, raw, spared):
-        raise one
 
 
 def unknown_keys(

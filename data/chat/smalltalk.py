@@ -28,7 +28,7 @@ SLOTS = {
                 "Vietnam", "Chile", "Poland", "Ghana", "Iceland", "Italy", "Germany", "China", "Australia"),
     "person": ("Napoleon", "Marie Curie", "Albert Einstein", "Shakespeare", "Mozart", "Cleopatra", "Ada Lovelace",
                "Abraham Lincoln", "Frida Kahlo", "Isaac Newton", "Gandhi", "Bach", "Elvis", "Julius Caesar",
-               "the president", "the king of England", "Guido van Rossum", "my neighbor"),
+               "the president", "the king of England", "Guido van Rossum", "my neighbour"),
     "thing": ("the Eiffel Tower", "the telephone", "the Great Wall", "the steam engine", "the light bulb", "the moon",
               "a rainbow", "the internet", "a black hole", "the pyramids", "the wheel", "glass", "the printing press",
               "the Mona Lisa", "gravity", "money", "paper", "the piano", "Linux", "a volcano"),

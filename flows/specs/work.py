@@ -246,8 +246,7 @@ def phase_changes(added: Iterable[Any], settings: Any = None, init: Any = None) 
 
 def prepare_command(spec: WorkSpec) -> str:
     """Return the command that makes the inputs of a training on this machine, with the flags that `train` has."""
-    of_train = (WorkSpec, *map(packs.load, packs.command_flags("train")))
-    known = {one.name for record in of_train for one in flags_of(record)}
+    known = {one.name for of in (WorkSpec, *map(packs.load, packs.command_flags("train"))) for one in flags_of(of)}
     given = {one.name for record in (spec, *spec.added) for one in flags_of(type(record))}
     but = {*(given - known), "phase", "track", "with_missing"}  # `train` has no trackers, and makes all inputs
     return shlex.join(["inv", "train", "--prepare", "--phase", spec.phase, *command_words(spec, but)])

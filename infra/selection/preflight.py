@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from infra.agent.job import Limits
@@ -119,7 +118,7 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, practice: s
 def refuse_money_flags(
     settings: Settings,
     paid: Mapping[str, str | bool],
-    others: Mapping[str, Any] = MappingProxyType({}),
+    others: Mapping[str, Any] | None = None,
     practice: str = PRACTICE,
     instead: str = "",
 ) -> None:
@@ -133,7 +132,7 @@ def refuse_money_flags(
         return
     why = "this provider costs nothing"
     if settings.sources["provider"] == NO_KEY:
-        how = how_to_rent({**others, **paid}, practice)
+        how = how_to_rent({**(others or {}), **paid}, practice)
         why = f"without a key of a vendor the work runs on this machine, which costs nothing. {how}"
     raise UsageError(f"--{named} is for rented machines; {why}{instead}")
 

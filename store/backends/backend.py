@@ -99,10 +99,7 @@ class Backend(ABC):
         """Return the vendor's shell command that creates the bucket or repository."""
 
     def check_writable(self, is_shared: bool = True) -> None:
-        """Raise StoreError unless a probe file with a hidden name can be written and removed.
-
-        is_shared: also require what keeps the files of two writers apart.
-        """
+        """Raise StoreError if no probe file can be written and removed. is_shared: or if two writers can collide."""
         name = f".probe-{uuid.uuid4().hex}"
         self.put({name: b"x"})
         self.put({}, [name])
