@@ -47,7 +47,10 @@ _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHORTEST_KEY = 16  # letters; a password may be shorter
 _PASSWORD = re.compile("PASSW|SECRET")
-_WORDS = re.compile(r"^[\w.-]+/[\w.-]+$|\s")  # the name of a model, or several words
+_PLACE = re.compile("(FILE|PATH|DIR)S?$")
+# Names of models and of paths have shorter words; base64 has few signs between the letters.
+_RANDOM = re.compile(r"(?=[A-Za-z]*[0-9])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{16}")
+_WORDS = re.compile(r"^[\w.-]+/[\w.-]+$|^[/~.]|\s")  # the name of a model, a path, or several words
 
 Scalar = str | int | float | bool | None
 
@@ -398,9 +401,12 @@ def _envs(said: Mapping[str, Scalar], found: list[str]) -> dict[str, str]:
 
 def is_hidden(name: str, value: str) -> bool:
     """Return whether the name and the value of a variable are those of a secret, unlike EOS_TOKEN or SSL_KEYFILE."""
-    if not is_secret(name) or not value or value.isdecimal() or "TOKENIZER" in name.upper() or value[0] in "/~.":
+    said = name.upper().replace("TOKENIZER", "")
+    if not value or not is_secret(said) or _PLACE.search(said):
         return False
-    return bool(_PASSWORD.search(name.upper())) or (len(value) >= SHORTEST_KEY and not _WORDS.search(value))
+    if _PASSWORD.search(said) or _RANDOM.search(value):  # A password has any length, and any letters.
+        return True
+    return len(value) >= SHORTEST_KEY and not _WORDS.search(value)
 
 
 def _values_of_secrets(envs: Mapping[str, str]) -> Iterator[str]:
