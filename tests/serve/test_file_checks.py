@@ -51,10 +51,10 @@ LINES = {
 }
 
 
-def plan(path, tmp_path, **flags):
-    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
+def plan(path, tmp_path, provider="local", **flags):
+    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 32})
     with Journal.open(tmp_path / "journal") as journal:
-        return serve.plan(ServeSpec(config=str(path), provider="local", **flags), journal, settings, print)
+        return serve.plan(ServeSpec(config=str(path), provider=provider, **flags), journal, settings, print)
 
 
 def test_every_refused_line_is_named_at_once_by_the_check_and_the_start(tmp_path):
@@ -92,7 +92,7 @@ def test_one_refusal_is_one_line(tmp_path):
 def test_flags_of_the_machine_replace_the_keys_of_the_file_also_in_alternatives(tmp_path, resources):
     path = tmp_path / "talk.yaml"
     path.write_text(json.dumps({"service": {"replicas": 1}, "run": "serve", "resources": resources}))
-    made = plan(path, tmp_path, gpu="H100", num_gpus=2, disk_size="100").version.service
+    made = plan(path, tmp_path, "runpod", gpu="H100", num_gpus=2, disk_size="100").version.service
     request = placement.request_of(made, "talk-0")
     assert (request.gpu, request.num_gpus, request.disk_bytes) == ("H100", 2, 100 * placement.GB)
 
