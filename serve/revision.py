@@ -21,7 +21,6 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.service_rows import ServiceRow
 from infra.market import gpus
-from infra.names import check_name
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.machine_spec import NO_GPU, MachineSpec
@@ -51,8 +50,11 @@ def usual_provider(settings: Settings) -> str:
 
 
 def service_name(config: str, given: Mapping[str, str]) -> str:
-    """Return the name in the service file, or `slipway` if the file has none. `given`: typed variables."""
-    return check_name(service_file.load(path_of(config), given).file.name or "slipway")
+    """Return the name in the service file, or `slipway` if the file has none. `given`: typed variables.
+
+    The name is unchecked, also in a file with refused lines: the provider of an earlier version decides the refusals.
+    """
+    return service_file.examine_file(path_of(config), given)[0].file.name or "slipway"
 
 
 def path_of(config: str) -> Path:

@@ -61,18 +61,18 @@ class Revision:
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
     """Return the requested version without changing any state. Raises UsageError for an impossible request."""
     given = job_environment.plain(settings)
-    if spec.config:
-        path, typed = revision.path_of(spec.config), revision.with_machine({}, spec.machine).get("resources", ())
-        where = spec.provider or revision.usual_provider(settings)
-        candidates = placement.candidates("" if where == revision.ANY else where, settings)
-        file_checks.check(path, given, spec.engine, spec.model or spec.tag, typed, candidates)
-    name = check_name(spec.name) if spec.name else revision.service_name(spec.config, given)
+    name = spec.name or revision.service_name(spec.config, given)
     row = service_rows.find(journal, name)
     old = service_state.parse_desired(row.wanted) if row else None
-    if old and old.is_ending:
-        raise UsageError(f"{name} is being ended; after the end (inv serve.status), run the same command again")
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     provider = "" if where == revision.ANY else where
+    if spec.config:
+        path, typed = revision.path_of(spec.config), revision.with_machine({}, spec.machine).get("resources", ())
+        candidates = placement.candidates(provider, settings)
+        file_checks.check(path, given, spec.engine, spec.model or spec.tag, typed, candidates)
+    check_name(name)
+    if old and old.is_ending:
+        raise UsageError(f"{name} is being ended; after the end (inv serve.status), run the same command again")
     if not (spec.provider or old) and len(usual := placement.candidates(provider, settings)) == 1:
         provider = usual[0]  # an update stays there, also after a key or an inventory is added
     document = revision.document_of(spec.config, old, name, spec.replicas, spec.spend_limit, given)

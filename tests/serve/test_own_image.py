@@ -1,16 +1,21 @@
 """The container image of a file with its own `run`: booted by some vendors, or run by Podman or Docker."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 
 from flows.services import serve
 from flows.specs.service import ServeSpec
+from infra import strict_yaml
 from infra.agent.execution import container
 from infra.errors import UsageError
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from serve import own_image, own_run, service
+from serve.policy import service_state
+from serve.policy.service_state import Version, WantedService
 from serve.replicas import placement
 
 FILE = """\
@@ -90,6 +95,23 @@ def test_login_at_a_registry_needs_all_variables_and_a_machine_that_runs_a_conta
         assert why in own_image.refusals(said, candidates)[0]
     (note,) = own_image.notes(own_image.use(login, ("ssh",), False), login, is_rehearsed=False)
     assert "after a login at the registry" in note
+
+
+@pytest.mark.parametrize(("typed", "why"), [("", ""), ("runpod", "boot an image without a login")])
+def test_update_is_checked_against_the_provider_of_the_earlier_version(tmp_path, podman, monkeypatch, typed, why):
+    podman.touch(0o755)
+    for name in container.LOGIN:
+        monkeypatch.setenv(name, "a")
+    path, plain = tmp_path / "talk.yaml", FILE.replace(", accelerators: 'L4:1'", "")
+    path.write_text(f"name: talk\n{plain}secrets: [{', '.join(container.LOGIN)}]\n")
+    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 32})
+    old = Version(number=1, document=strict_yaml.read(path), engine="run", provider="local", model="")
+    with Journal.open(tmp_path / "journal") as journal:
+        wanted = service_state.write(WantedService(versions=(old,)))
+        service_rows.write_desired_state(journal, "talk", wanted, None)
+        with pytest.raises(UsageError, match=why) if why else contextlib.nullcontext():
+            found = serve.plan(ServeSpec(config=str(path), provider=typed), journal, settings, print)
+            assert found.name == "talk" and found.version.provider == "local"
 
 
 @pytest.mark.parametrize(
