@@ -43,6 +43,8 @@ INSTEAD = {
     "file_mounts_mapping": "SkyPilot writes this key; remove the key",
     "accelerator_args": "this key is for TPUs, which the vendors of Slipway do not rent; add --provider skypilot",
 }
+# Keys without an effect here whose numbers may be negative: the lowest priority is -1000, and autostop -1 means never.
+SIGNED = ("autostop", "priority")
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHORTEST_KEY = 16  # letters; a password may be shorter
@@ -318,12 +320,12 @@ def model_of(service: Service) -> str:
 
 
 def _wrong_numbers(at: str, record: Any) -> Iterator[str]:
-    """Yield a refusal for each number of all sections that is not finite or below 0."""
+    """Yield a refusal for each number of all sections that is not finite, or below 0 without a sign in the format."""
     for one in dataclasses.fields(record):
         value = getattr(record, one.name)
         if dataclasses.is_dataclass(value):
             yield from _wrong_numbers(f"{at}{one.name}: ", value)
-        elif isinstance(value, (int, float)) and not 0 <= value < math.inf:
+        elif isinstance(value, (int, float)) and one.name not in SIGNED and not 0 <= value < math.inf:
             yield f"{at}{one.name} is {value:g}; it must be a number from 0 on"
 
 
@@ -381,7 +383,7 @@ def _port(section: ServiceSection, resources: ReplicaResources, found: list[str]
     opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]
     port = section.ports
     if port is None:
-        if len(opened) > 1 or any(not one.isdigit() for one in opened):
+        if len(opened) > 1 or any(not (one.isascii() and one.isdecimal()) for one in opened):
             found.append(f"service.ports must name the port of the engine; resources.ports lists {', '.join(opened)}")
             return USUAL_PORT
         port = int(opened[0]) if opened else USUAL_PORT

@@ -90,6 +90,9 @@ def test_small_file_has_the_meaning_of_skyserve():
             "names of hosts, such as example.org",
         ),
         (("ports: 8000", "ports: [8000, 9000]"), "must name the port of the engine; resources.ports lists 8000, 9000"),
+        (("ports: 8000", "ports: '\N{SUPERSCRIPT TWO}'"), "must name the port of the engine; resources.ports lists"),
+        (("ports: 8000", "ports: '\N{ARABIC-INDIC DIGIT TWO}'"), "must name the port of the engine; resources.ports"),
+        (("ports: 8000", "cpus: -1\n  priority: -5"), "x.yaml: resources: cpus is -1; it must be a number from 0 on"),
         (("ports: 8000", "ports: 8000\nenvs: {A-B: 1}"), "not the name of a variable"),
         (("ports: 8000", "ports: 8000\nenvs: {WORD: }"), "WORD must have a value"),
         (("service:", "slipway: {holds: 3}\nservice:"), "x.yaml: slipway: unknown key 'holds'"),
@@ -112,9 +115,12 @@ def test_invalid_value_is_refused_with_its_place(change, says):
     assert str(refused.value).startswith("x.yaml") and says in str(refused.value)
 
 
-def test_keys_of_a_task_that_a_service_does_not_need_are_read_and_exported():
+@pytest.mark.parametrize(
+    "numbers", [{"autostop": {"idle_minutes": 5}, "priority": 3}, {"autostop": -1, "priority": -5}]
+)
+def test_keys_of_a_task_that_a_service_does_not_need_are_read_and_exported(numbers):
     more = {"num_nodes": 1, "config": {"a": {"b": 1}}, "inputs": {"gs://a": 1}, "outputs": {"b": 2}}
-    of_machine = {"autostop": {"idle_minutes": 5}, "priority": 3, "priority_class": "high", "local_disk": "nvme"}
+    of_machine = {**numbers, "priority_class": "high", "local_disk": "nvme"}
     document = {"service": {"replicas": 1}, "run": "x", "resources": of_machine, **more}
     exported = skyserve_export.to_skyserve(service.parse("x", document))
     assert {key: exported[key] for key in more} == more
