@@ -50,7 +50,7 @@ class RequestedJob(RequestedWork):
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
         """Return no variables; raise UsageError with all lines of the file that the provider cannot carry out."""
-        vendor, is_rehearsed = registry.candidates(settings)[0], bool(settings.rehearsal)
+        (vendor, *others), is_rehearsed = registry.candidates(settings), bool(settings.rehearsal)
         is_own = not vendor.is_ephemeral or is_rehearsed
         is_default = settings.sources["provider"].startswith("default")
         named = "" if is_default and vendor.is_rented else MARKET if settings.provider == MARKET else vendor.name
@@ -61,7 +61,8 @@ class RequestedJob(RequestedWork):
             file = resolve.load(self.path, "", "", self.workdir, refused, values)
             assert file is not None
             self.file = file
-        resolve.check(self.file, refused, named, vendor.is_rented, is_own, is_rehearsed)
+        only = "" if others else vendor.name
+        resolve.check(self.file, refused, named, vendor.is_rented, is_own, is_rehearsed, only)
         refused.raise_all()
         return {}
 

@@ -72,10 +72,13 @@ def load(path: str, cmd: str, script: str, workdir: str, refused: Refusals, valu
     return file
 
 
-def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_own: bool, is_rehearsed: bool) -> None:
+def check(
+    file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_own: bool, is_rehearsed: bool, only: str = ""
+) -> None:
     """Collect the refusals of a job file for a provider; "" for any provider that rents.
 
-    is_own: the job runs in a folder of this machine or of a machine of the user.
+    is_own: the job runs in a folder of this machine or of a machine of the user. only: the single provider with a key,
+    without a typed provider.
     """
     is_engine = provider in packs.engines()
     job_file.refuse_keys(file, refused, is_engine)
@@ -83,7 +86,7 @@ def check(file: JobFile, refused: Refusals, provider: str, is_rented: bool, is_o
     for task in tasks:
         if not is_engine:
             machines.collect_refusals(task, file.where, refused)
-            images.refuse(task, provider, is_rehearsed, refused)
+            images.refuse(task, only or provider, is_rehearsed, refused)
         elif task.workdir:
             _refuse_folder_of_engine(task, refused)
         job_steps.collect_refusals(file, task, is_own, is_rehearsed, refused)

@@ -4,9 +4,11 @@ A container is made and signalled by Podman itself in `test_containers.py`.
 """
 
 import contextlib
+import json
 
 import pytest
 
+from flows.runs import work_kinds
 from flows.specs.launch import LaunchSpec
 from infra.agent.execution import container
 from infra.errors import UsageError
@@ -14,7 +16,9 @@ from infra.providers import container_images
 from infra.selection.machine_spec import MachineSpec, request_for
 from infra.settings import Settings
 from packs.jobs.control import images, job_file, job_steps, lint, machines, resolve
+from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.refusals import Refusals
+from scripts.runs.launch import LaunchFlags
 from tests.world import ROOT
 
 JOB = "resources: {{{0}}}\nrun: conda activate base\n"
@@ -94,6 +98,20 @@ def test_login_at_a_registry_is_refused_beside_an_image(tmp_path, section, provi
         found = [(one.line, one.text) for one in lint.lint(path, provider) if one.is_refused]
         is_refused = is_refused and provider not in container_images.CONTAINERS
         assert [line for line, text in found if "boot an image without a login" in text] == [2] * is_refused, found
+
+
+@pytest.mark.parametrize(
+    ("vendors", "is_refused"), [(("SHADEFORM",), False), (("RUNPOD",), True), (("RUNPOD", "SHADEFORM"), True)]
+)
+def test_login_at_a_registry_is_accepted_for_the_only_vendor_with_a_key(tmp_path, vendors, is_refused):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"run: x\nresources: {{image_id: 'docker:team/app:1'}}\nenvs: {json.dumps(LOGIN)}\n")
+    environ = {"HOME": str(tmp_path), **{f"{one}_API_KEY": "k" * 20 for one in vendors}}
+    settings, spec = Settings.load(ROOT, environ=environ), LaunchFlags(added=(JobFlags(),))
+    work = work_kinds.work_of_command(spec, str(path))
+    with pytest.raises(UsageError, match="without a login") if is_refused else contextlib.nullcontext():
+        work.variables(settings)
+        assert work.resolve(spec, settings).work.secrets.keys() >= LOGIN.keys()
 
 
 @pytest.mark.parametrize(
