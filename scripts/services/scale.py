@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from flows.services import serve as use_case
+from infra.errors import NoOffer
 from infra.flags import flag
 from scripts.cli import context, prompts, render
 from scripts.cli.command import command
 from scripts.cli.flags import TALK, Output, Questions
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, show
-from scripts.services.up import show_placement
+from scripts.services.up import limit_text, show_placement
 from serve import readiness
 from serve.processes import controller_client
 from store import terminal
@@ -43,7 +44,11 @@ def scale(spec: ScaleFlags) -> None:
         if wanted == found.old:
             render.say(f"{name}: nothing to change")
         elif use_case.rents_more(found, settings):
-            show_placement(found, settings, as_json=False, is_asked=False)
+            try:
+                show_placement(found, settings, as_json=False, is_asked=False)
+            except NoOffer as error:  # A higher maximum is for a later load, and the controller asks the vendors again.
+                cost = limit_text(found.version.service)
+                render.tell(f"{error}\n{name}: the controller asks again until a machine fits; {cost}")
             prompts.confirm(spec.yes)
         with terminal.show_while(f"{name}: asking the controller"):
             seen = use_case.set_desired_state(found, wanted, journal, settings, render.tell)

@@ -24,6 +24,7 @@ from serve.budget import limit_of
 from serve.policy.service_state import Version
 from serve.processes import controller_process
 from serve.replicas import placement
+from serve.service import Service
 from store import terminal
 
 SHOWN = 20
@@ -147,9 +148,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     hourly, left = use_case.hourly_cost(offers, least)
     missing = f" (machines are available for {least - left} replicas only)" if left else ""
-    limit = service.slipway.spend_limit
-    cost = f"limit for all replicas: {in_usd(limit_of(limit))}" if limit else "no limit"
-    cost += f", {in_usd(limit_of(limit) // most)} for each of at most {most}" if limit and most > 1 else ""
+    limit, cost = service.slipway.spend_limit, limit_text(service)
     until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {render.cents(hourly)} USD/h; {until}")
     if limit:
@@ -157,6 +156,15 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
         rented = [(one, each) for one in offers if is_rented(one.provider)]
         off = "requests fail, because the gateway runs on this machine; replicas are not replaced"
         offers_table.show_laptop_off(off, rented, settings)
+
+
+def limit_text(service: Service) -> str:
+    """Return the spend limit of a service, in words."""
+    limit, most = service.slipway.spend_limit, service.policy.most
+    if not limit:
+        return "no limit"
+    each = f", {in_usd(limit_of(limit) // most)} for each of at most {most}" if most > 1 else ""
+    return f"limit for all replicas: {in_usd(limit_of(limit))}{each}"
 
 
 def tell_mounts(found: use_case.Revision) -> None:

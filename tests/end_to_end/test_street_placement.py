@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -133,6 +134,12 @@ def test_more_replicas_on_rented_machines_need_a_yes(tmp_path):
             assert f"4 replicas: about {price} USD/h; limit for all replicas: 40.00 USD" in asked.stderr
             assert asked.returncode == 2 and "nothing was changed. Pass --yes" in asked.stderr
             assert service_rows.find(journal, "demo").wanted == wanted and not market.truth()["pods"]
+            resources = {"accelerators": "L40S:1", "max_hourly_cost": 0.001}
+            far = replace(version, document={**version.document, "resources": resources})
+            service_rows.write_desired_state(journal, "far", service_state.write(WantedService(versions=(far,))), None)
+            asked = installation.world.run("serve.scale", "far", *line[2:])
+            assert "far: the controller asks again until a machine fits; limit for all replicas: 40.00 " in asked.stderr
+            assert asked.returncode == 2 and "nothing was changed. Pass --yes" in asked.stderr
     finally:
         installation.world.inv("rehearse", "--stop")
 

@@ -15,9 +15,11 @@ from flows.pods import stop
 from flows.runs import resume
 from flows.services import serve
 from flows.supervisor import supervisor_client
-from infra.errors import UsageError
+from infra.errors import NoOffer, UsageError
 from infra.market.filters import format_offer
 from infra.runs.lookup import find_run
+from infra.runs.timing import Say
+from infra.settings import Settings
 from infra.units import count, in_usd, per_hour
 from packs.page.views.page_context import PageContext
 from serve.budget import limit_of
@@ -131,9 +133,8 @@ class Acts:
             found, wanted = serve.plan_scale(name, least, most, journal, settings)
         costs = ""
         if serve.rents_more(found, settings):
-            offers = serve.replica_offers(found, settings, self.context.add_note)
+            costs = _scale_costs(found, most, settings, self.context.add_note)
             limit = found.version.service.slipway.spend_limit
-            costs = f" {count(most, 'replica')} cost about {per_hour(serve.hourly_cost(offers, most)[0])}; "
             costs += f"the limit for all replicas is {in_usd(limit_of(limit))}." if limit else "no limit is set."
 
         def do() -> None:
@@ -146,6 +147,16 @@ class Acts:
 
 def _question(words: str, command: str, do: Callable[[], None]) -> ActQuestion:
     return ActQuestion(words, command, time.monotonic() + WORD_S, do)
+
+
+def _scale_costs(found: serve.Revision, most: int, settings: Settings, tell: Say) -> str:
+    try:
+        offers = serve.replica_offers(found, settings, tell)
+    except NoOffer:  # A higher maximum is for a later load.
+        return " No machine fits now, and the controller asks the vendors again; "
+    hourly, left = serve.hourly_cost(offers, most)
+    missing = f" (machines are available for {most - left} only)" if left else ""
+    return f" {count(most, 'replica')}{missing} cost about {per_hour(hourly)}; "
 
 
 def _name(said: Mapping[str, Any]) -> str:

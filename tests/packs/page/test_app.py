@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from infra.agent.job import Job
-from infra.errors import UsageError
+from infra.errors import NoOffer, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.records import Offer
@@ -274,16 +274,31 @@ def test_action_that_fails_at_once_reports_the_error_to_its_caller(context, monk
     assert context.notes[-1] == "inv serve.scale it: no scaling target is set"
 
 
-def test_question_about_more_rented_replicas_names_their_price(context, monkeypatch):
+RENTED = Offer(provider="runpod", offer_id="L40S", micro_usd_per_hour=500_000)
+OWN = Offer(provider="ssh", offer_id="a/b", place="a/b")
+
+
+@pytest.mark.parametrize(
+    ("offers", "cost"),
+    [
+        ([RENTED], "3 replicas cost about 1.50 USD/h;"),
+        ([OWN], "3 replicas (machines are available for 1 only) cost about 0.00 USD/h;"),
+        ([], "No machine fits now, and the controller asks the vendors again;"),
+    ],
+)
+def test_question_about_more_rented_replicas_names_their_price(context, monkeypatch, offers, cost):
+    def find(*known):
+        if not offers:
+            raise NoOffer("no machine for a replica")
+        return offers
+
     document = {"service": {"replicas": 1, "readiness_probe": "/health"}, "slipway": {"spend_limit": 40}}
     old = WantedService(versions=(Version(number=1, document=document, provider="runpod", model="hf://user/repo"),))
     with Journal.open(context.settings.state_file) as journal:
         service_rows.write_desired_state(journal, "demo", service_state.write(old), None)
-    offer = Offer(provider="runpod", offer_id="L40S", micro_usd_per_hour=500_000)
-    monkeypatch.setattr(acts.serve, "replica_offers", lambda *known: [offer])
+    monkeypatch.setattr(acts.serve, "replica_offers", find)
     said = acts.Acts(context).handle({"act": "scale", "name": "demo", "least": 3, "most": 3})
-    cost = "3 replicas cost about 1.50 USD/h; the limit for all replicas is 40.00 USD."
-    assert said["question"] == f"Let demo have 3 to 3 replicas? {cost}"
+    assert said["question"] == f"Let demo have 3 to 3 replicas? {cost} the limit for all replicas is 40.00 USD."
 
 
 def test_actions_have_no_default_target(context):
