@@ -11,11 +11,9 @@ from serve.service import Service
 
 @dataclass(frozen=True, kw_only=True)
 class ImageUse:
-    """The providers of the replicas that run the image of a file in the same way."""
+    """A way to run the image of a file, and the providers of the replicas that run the image in this way."""
 
     candidates: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
-    """The providers that run the image in a different way, or not at all."""
     booted: str = ""
     """Image of the pods; "" for the image of the vendor."""
     contained: str = ""
@@ -33,24 +31,27 @@ def image_of(service: Service) -> str:
     return next(filter(None, (container_images.name_of(one.image_id) for one in several)), "")
 
 
-def use(service: Service, candidates: Sequence[str], is_rehearsed: bool) -> ImageUse:
-    """Return how the replicas run the image of a file. Raises UsageError if no provider runs the image.
+def ways(service: Service, candidates: Sequence[str], is_rehearsed: bool) -> tuple[ImageUse, ...]:
+    """Return the ways in which the replicas run the image of a file. Raises UsageError if no provider runs the image.
 
-    The steps of a replica are made before the machine is known, so all providers are of one kind: that of the first.
-    The pods of a rehearsal are folders of this machine, without a container.
+    The steps of a replica differ between the ways, so a launch tries the offers of one way. The pods of a rehearsal are
+    folders of this machine, without a container.
     """
     names, image = tuple(candidates), image_of(service)
     if not image:
-        return ImageUse(candidates=names)
-    problems = ["" if is_rehearsed and one in CONTAINERS else _problem(service, image, one) for one in names]
-    able = [one for one, problem in zip(names, problems, strict=True) if not problem]
-    if not able:
-        raise UsageError(f"resources.{problems[0]}")
-    is_booted = boots(able[0])
-    kept = tuple(one for one in able if boots(one) is is_booted)
-    left = tuple(one for one in names if one not in kept)
-    way = {"booted": image} if is_booted else {"contained": image}
-    return ImageUse(candidates=kept, left_out=left, **way)
+        return (ImageUse(candidates=names),)
+    problems = _problems(service, names, is_rehearsed)
+    usable = [one for one in names if not problems[one]]
+    if not usable:
+        raise UsageError(f"resources.{problems[names[0]]}")
+    booting, containing = (tuple(one for one in usable if boots(one) is is_booted) for is_booted in (True, False))
+    found = (ImageUse(candidates=booting, booted=image), ImageUse(candidates=containing, contained=image))
+    return tuple(sorted((one for one in found if one.candidates), key=lambda one: names.index(one.candidates[0])))
+
+
+def able(service: Service, candidates: Sequence[str], is_rehearsed: bool) -> tuple[str, ...]:
+    """Return the providers that run the image of a file. Raises UsageError for none."""
+    return tuple(one for way in ways(service, candidates, is_rehearsed) for one in way.candidates)
 
 
 def refusals(service: Service, candidates: Sequence[str]) -> list[str]:
@@ -58,6 +59,12 @@ def refusals(service: Service, candidates: Sequence[str]) -> list[str]:
     image = image_of(service)
     problems = [_problem(service, image, one) for one in candidates or ("",)] if image else []
     return [f"resources.{problems[0]}"] if problems and all(problems) else []
+
+
+def _problems(service: Service, names: Sequence[str], is_rehearsed: bool) -> dict[str, str]:
+    """Return the reason of each provider whose machines do not run the image of a file; "" for the others."""
+    image = image_of(service)
+    return {one: "" if is_rehearsed and one in CONTAINERS else _problem(service, image, one) for one in names}
 
 
 def _problem(service: Service, image: str, provider: str) -> str:
@@ -70,16 +77,16 @@ def _problem(service: Service, image: str, provider: str) -> str:
     )
 
 
-def notes(found: ImageUse, service: Service, is_rehearsed: bool) -> list[str]:
-    """Return the lines of the plan about the image of a file."""
-    if not found.image:
+def notes(service: Service, candidates: Sequence[str], is_rehearsed: bool) -> list[str]:
+    """Return the lines of the plan about the image of a file: each way, and the providers left out with the reason."""
+    if not image_of(service):
         return []
-    first = found.candidates[0]
-    said = [container_images.in_plan(found.image, first, is_rehearsed, (*service.envs, *service.secrets))]
-    if found.left_out:
-        how = "run the image in a container" if first in CONTAINERS else "boot the image"
-        said.append(
-            f"{', '.join(found.left_out)}: left out, because machines of {', '.join(found.candidates)} {how}; for the "
-            f"others add --provider {found.left_out[0]}"
-        )
+    found, said, names = ways(service, candidates, is_rehearsed), [], (*service.envs, *service.secrets)
+    for one in found:
+        text = container_images.in_plan(one.image, one.candidates[0], is_rehearsed, names)
+        said.append(f"{', '.join(one.candidates)}: {text}" if len(found) > 1 else text)
+    problems = _problems(service, candidates, is_rehearsed)
+    for problem in dict.fromkeys(filter(None, problems.values())):
+        left_out = [one for one in candidates if problems[one] == problem]
+        said.append(f"{', '.join(left_out)}: left out: {problem}")
     return said

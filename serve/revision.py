@@ -435,5 +435,5 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 
 
 def may_rent(version: Version, settings: Settings) -> bool:
-    """Return whether a replica may go to a rented machine."""
-    return any(is_rented(one) for one in placement.candidates(version.provider, settings))
+    """Return whether a replica may go to a rented machine. Raises UsageError if no provider runs the image."""
+    return any(is_rented(one) for way in placement.ways_of(version, settings) for one in way.candidates)

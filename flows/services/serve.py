@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import heapq
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,21 +145,21 @@ def version_of_run(draft: Draft, spec: ServeSpec, settings: Settings, tell: Say)
     revision.check_file(draft.service, tell, is_own_run=True)
     for note in own_run.without_effect(draft.service):
         tell(note)
-    image = own_image.use(draft.service, placement.candidates(draft.provider, settings), bool(settings.rehearsal))
-    for note in own_image.notes(image, draft.service, bool(settings.rehearsal)):
+    asked, is_rehearsed = placement.candidates(draft.provider, settings), bool(settings.rehearsal)
+    candidates, has_image = own_image.able(draft.service, asked, is_rehearsed), bool(own_image.image_of(draft.service))
+    for note in own_image.notes(draft.service, asked, is_rehearsed):
         tell(note)
-    candidates = image.candidates
     is_here = own_run.is_one_machine(candidates, settings)
     if is_here and spec.replicas is None:
         document = own_run.with_one_replica(document, draft.service, tell)
     scripts = {"setup": draft.service.file.setup, "run": draft.service.file.run}
-    for one in missing_programs.find(scripts, candidates, has_image=bool(image.image)):
+    for one in missing_programs.find(scripts, candidates, has_image=has_image):
         tell(f"{one.section}: {one.text}")
     version = revision.own_version(document, draft.provider, settings.store, draft.name)
     if is_here and draft.before and draft.before.engine == OWN_RUN:
         tell(f"an update ends the old replica first, because both would listen on port {draft.service.port}")
     is_own_machine = not all(registry.provider(settings, one).is_rented for one in candidates)
-    own_run.check(version.service, is_here, settings, is_own_machine, bool(image.contained))
+    own_run.check(version.service, is_here, settings, is_own_machine, has_image)
     return dataclasses.replace(version, weights=own_run.release_of(version.service))
 
 
@@ -250,13 +251,11 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
 
 def replica_offers(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
     """Return the offers of machines for the replicas, in the order to try. Raises NoOffer, OutOfMoney."""
-    service = found.version.service
-    asked, booted = placement.candidates(found.version.provider, settings), ""
-    if found.version.engine == OWN_RUN:
-        image = own_image.use(service, asked, bool(settings.rehearsal))
-        asked, booted = image.candidates, image.booted
-    request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes, booted)
-    return placement.find(asked, request, bool(service.file.resources.use_spot), settings, tell)
+    service, wants_spot = found.version.service, bool(found.version.service.file.resources.use_spot)
+    ways = placement.ways_of(found.version, settings)
+    request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes)
+    ready = placement.find_in_ways(ways, request, wants_spot, settings, tell)
+    return list(heapq.merge(*(offers for _, offers in ready), key=placement.rank))
 
 
 def desired_state(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:

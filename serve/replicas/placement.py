@@ -8,7 +8,7 @@ Offers are selected as for a run (`infra.selection.choose`). This module reads o
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.errors import NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.market import accelerators, gpus
 from infra.market.filters import explain
 from infra.providers import container_images, market, offers
@@ -17,9 +17,13 @@ from infra.records import Offer, Request
 from infra.selection import choose, registry
 from infra.selection.choose import Tell
 from infra.selection.machine_spec import disk_needed, disk_of_environments
-from infra.settings import MARKET, VENDORS, Settings
+from infra.settings import MARKET, VENDORS, Settings, is_rented
 from infra.units import BadAmount, amount, micro_usd
+from serve import own_image
+from serve.engines import OWN_RUN
 from serve.file_refusals import collecting
+from serve.own_image import ImageUse
+from serve.policy.service_state import Version
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
@@ -107,6 +111,41 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
     return choose.payable(ordered, 1, settings, tell_of_run)
 
 
+def ways_of(version: Version, settings: Settings) -> tuple[ImageUse, ...]:
+    """Return the ways of the replicas of a version; engines of Slipway use no image. Raises UsageError."""
+    names = candidates(version.provider, settings)
+    if version.engine != OWN_RUN:
+        return (ImageUse(candidates=names),)
+    return own_image.ways(version.service, names, bool(settings.rehearsal))
+
+
+def find_in_ways(
+    found: Sequence[ImageUse], request: Request, wants_spot: bool, settings: Settings, tell: Tell
+) -> list[tuple[ImageUse, list[Offer]]]:
+    """Return the ways that have offers, each with the offers as of `find`; the best offer comes first.
+
+    `request`: without the image. Raises NoOffer, OutOfMoney.
+    """
+    ready: list[tuple[ImageUse, list[Offer]]] = []
+    problems: list[NoOffer | OutOfMoney] = []
+    for one in found:
+        try:
+            asked = replace(request, image=one.booted)
+            ready.append((one, find(one.candidates, asked, wants_spot, settings, tell)))
+        except (NoOffer, OutOfMoney) as error:
+            problems.append(error)
+    if not ready:
+        raise problems[0] if len(problems) == 1 else NoOffer("\n".join(map(str, problems)))
+    for problem in problems:
+        tell(f"{request.run}: left out: {problem}")
+    return sorted(ready, key=lambda one: rank(one[1][0]))
+
+
+def rank(offer: Offer) -> tuple[bool, bool, int]:
+    """Return the rank of an offer among those of different ways: own machines, spot machines, then by price."""
+    return is_rented(offer.provider), not offer.spot, offer.micro_usd_per_hour
+
+
 def ignored_settings(service: Service, is_own_run: bool = False) -> list[tuple[str, str]]:
     """Return the keys of a service file that have no effect here, each with the rule that holds instead."""
     file = service.file
@@ -153,11 +192,10 @@ def kind_of(offer: Offer) -> str:
     return "own" if not offer.micro_usd_per_hour or offer.place else "spot" if offer.spot else "on-demand"
 
 
-def request_of(service: Service, run: str, gpu_bytes: int = 0, image: str = "") -> Request:
+def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
     """Return the request for the machine of a replica.
 
-    `gpu_bytes`: minimum memory of each GPU. `image`: image to boot; "" for the image of the vendor. Raises UsageError
-    for unusable values in `resources`.
+    `gpu_bytes`: minimum memory of each GPU. Raises UsageError for unusable values in `resources`.
     """
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
@@ -172,7 +210,6 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0, image: str = "") 
         work_disk_bytes=_disk_of(gpu_bytes * max([1, *(count for _, count in gpus.read_set(gpu, num_gpus))])),
         region=wanted.region or "",
         instance_type=wanted.instance_type or "",
-        image=image,
         max_micro_usd_per_hour=_price_limit(wanted.max_hourly_cost),
     )
 

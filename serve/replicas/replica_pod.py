@@ -37,7 +37,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import expected_gpus
 from infra.settings import Settings
 from infra.transport.protocol import Transport
-from serve import engines, own_image, own_run
+from serve import engines, own_run
 from serve.gateway.keys import engine_key
 from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
@@ -95,11 +95,10 @@ class ReplicaLauncher:
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service with this name
         wanted = version.service
         is_own = version.engine == engines.OWN_RUN
-        candidates, is_rehearsed = placement.candidates(version.provider, self.settings), bool(self.settings.rehearsal)
-        image = own_image.use(wanted, candidates, is_rehearsed) if is_own else own_image.ImageUse(candidates=candidates)
-        candidates = image.candidates
-        request = placement.request_of(wanted, member.run, version.gpu_bytes, image.booted)
-        offers = placement.find(candidates, request, member.spot, self.settings, self.say)
+        is_rehearsed, ways = bool(self.settings.rehearsal), placement.ways_of(version, self.settings)
+        request = placement.request_of(wanted, member.run, version.gpu_bytes)
+        (image, offers), *_ = placement.find_in_ways(ways, request, member.spot, self.settings, self.say)
+        candidates, request = image.candidates, replace(request, image=image.booted)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_near = is_here or is_rehearsed  # pods of a rehearsal are processes of this machine

@@ -148,8 +148,8 @@ def served(sample: Sample, path: Path, provider: str, journal: Journal) -> list[
     told = "\n".join(said)
     if found.version.engine != "run":  # The model of the file on an engine of Slipway, which the command says.
         return []
-    image = own_image.use(service, placement.candidates(found.version.provider, settings), is_rehearsed=False)
-    request = placement.request_of(service, "t-0", image=image.booted)
+    image, *_ = own_image.ways(service, placement.candidates(found.version.provider, settings), is_rehearsed=False)
+    request = dataclasses.replace(placement.request_of(service, "t-0"), image=image.booted)
     steps = own_run.steps(service, "serve", False, image.contained)
     carried = {one.config["text"].strip() for one in steps}
     (said_file,) = sample.documents
