@@ -12,9 +12,10 @@ from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger import wait_queue
-from infra.ledger.held_pods import runs_of_pod
+from infra.ledger.held_pods import gpus_of, runs_of_pod
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
+from infra.market import gpus
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as runs_launch
 from infra.runs import renting
@@ -117,8 +118,10 @@ def start_work(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: S
 
 
 def request_of(op: Op) -> Request:
-    """Return the original request of the pod."""
-    return replace(Request(**json.loads(op.request)), run=op.run, provider=op.vendor)
+    """Return the request of the pod, with the number of GPUs of the pod and the kinds with this number."""
+    request, number = Request(**json.loads(op.request)), gpus_of(op)
+    kinds = ",".join(kind for kind, many in gpus.read_set(request.gpu, number) if many == number)
+    return replace(request, run=op.run, provider=op.vendor, gpu=kinds, num_gpus=number)
 
 
 def purpose(op: Op) -> str:

@@ -20,7 +20,7 @@ def place_of(op: Op) -> str:
 
 
 def gpus_of(op: Op) -> int:
-    """Return the number of GPUs requested with a pod; the smallest number for several GPU kinds."""
+    """Return the number of GPUs of a pod; the smallest number of the requested kinds if the row has no number."""
     asked = asked_of(op)
     kinds = gpus.read_set(asked.get("gpu", ""), asked.get("num_gpus", 0))
     return asked.get("num_gpus") or min((number for _, number in kinds), default=0)

@@ -278,6 +278,8 @@ def _rent(rental: Rental, offer: Offer, provider: Provider, rank: int) -> Op:
     job = replace(job, self_terminate_calls=self_terminate_calls(provider), limits=limits)
     if job.num_gpus and market(provider):  # The request may name a number for each kind, or none.
         job = replace(job, num_gpus=offer.num_gpus, torch="cuda" if offer.num_gpus else "cpu")
+    if job.kind == "hold" and market(provider):  # Later work on the pod reads the number from the row.
+        request = replace(request, num_gpus=offer.num_gpus)
     if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and provider.is_ephemeral or mounts_of(job):

@@ -1,5 +1,6 @@
 """A launch, planned and checked without terminal interaction: open questions, cost, refusals."""
 
+import json
 import time
 from dataclasses import asdict, replace
 
@@ -7,11 +8,13 @@ import pytest
 
 from data.config import ConfigError
 from flows.planning.training_plan import refuse_other_origin
+from flows.pods import held_pods
 from flows.runs import launch
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.market import gpus
 from infra.names import new_token
 from infra.records import HeldArtifact, Inventory, Offer, Plan, PlannedArtifact, Request
@@ -274,6 +277,24 @@ def test_the_first_plan_has_the_minimum_number_of_gpus(renting):
     assert bare.job.torch == "cpu" and bare.request.work_disk_bytes < plan.request.work_disk_bytes
     named = replace(one.request, gpu="H100:8,A100:4")
     assert one.work.plan(renting, named, vendor, one.limits).job.torch == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "number"),
+    [
+        ({"gpu": "H100:8"}, "H100", 8),
+        ({"gpu": "A100:1,H100:8", "num_gpus": 8}, "H100", 8),
+        ({"instance_type": "gpu_8x_h100", "num_gpus": 8}, "", 8),
+        ({"gpu": "H100", "num_gpus": 4}, "H100", 4),
+    ],
+)
+def test_work_on_a_held_pod_uses_every_gpu_of_the_pod(renting, machine, gpu, number):
+    work, job = resolved(renting, provider="runpod").work, Job(run="box", token="t1", steps=(), kind="hold")
+    asked = json.dumps(asdict(Request(run="box", provider="market", **machine)))
+    op = Op(token="t1", run="box", vendor="runpod", state="READY", job=job.to_json(), request=asked)
+    plan = held_pods.plan(op, work, renting)
+    assert (plan.request.gpu, plan.request.num_gpus) == (gpu, number)
+    assert (plan.job.num_gpus, plan.job.torch) == (number, "cuda")
 
 
 def test_a_launch_is_planned_for_the_picked_configuration(renting):

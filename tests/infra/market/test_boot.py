@@ -196,6 +196,9 @@ def test_job_has_the_number_of_gpus_of_the_rented_offer(tmp_path, number):
             told = ops[0].read_job()
             assert (told.num_gpus, told.torch) == expected
             pods.end(vendor, journal.op(ops[0].token), journal)
+        held = launch.hold(request, wanted.limits, offers, lambda _: vendor, journal, print)
+        assert held.read_request() == replace(request, num_gpus=number)
+        pods.end(vendor, journal.op(held.token), journal)
 
 
 def test_the_error_without_remaining_offers_lists_every_reason(tmp_path):
