@@ -314,17 +314,19 @@ def with_memory_need(version: Version, settings: Settings, tell: Say) -> Version
     service, source = version.service, version.model
     request = placement.request_of(service, "")
     tuning = service.slipway.engine
-    if request.gpu and not request.num_gpus and tuning.num_gpus == 1:
+    least = min((number for _, number in gpus.read_set(request.gpu)), default=0)
+    if least and (tuning.num_gpus == 1 or tuning.num_gpus > least):
+        other = f", or `slipway: {{engine: {{num_gpus: {least}}}}}`" if least > 1 else ""
         raise UsageError(
             f"resources.accelerators: {request.gpu}: vLLM uses the same number of GPUs on each machine; write the same "
-            "number for each kind, or `slipway: {engine: {num_gpus: N}}`"
+            f"number for each kind{other}"
         )
     tuning = dataclasses.replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus)
     try:
         need = memory_fit.needed(source, version.engine, tuning)
     except (UsageError, StoreError) as error:
         tell(f"Slipway cannot tell whether {source} fits into a GPU: {error}")
-        return version
+        return dataclasses.replace(version, gpu_bytes=0 if request.gpu else memory_fit.GB)  # Any GPU, but no CPU.
     sizes = [
         gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS if gpus.is_asked(asked, gpu.name)
     ]

@@ -161,7 +161,7 @@ def judge(
 
 
 def _wants_gpus(request: Request) -> bool:
-    return bool(request.num_gpus or request.gpu)
+    return bool(request.num_gpus or request.gpu or request.gpu_memory_bytes)
 
 
 def _gpus(facts: Mapping[str, Any], request: Request) -> Check:

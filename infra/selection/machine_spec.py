@@ -174,7 +174,7 @@ def request_on(
 
 def expected_gpus(request: Request) -> int:
     """Return the number of GPUs for a job; 1 if the offer decides the number, which `renting` then takes."""
-    return request.num_gpus or int(bool(request.gpu or request.instance_type))
+    return request.num_gpus or int(bool(request.gpu or request.instance_type or request.gpu_memory_bytes))
 
 
 def refuse_open(request: Request) -> None:

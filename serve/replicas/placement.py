@@ -199,6 +199,9 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
     """
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
+    shared = service.slipway.engine.num_gpus
+    if gpu_bytes and not gpu and shared > 1:  # One GPU of any machine is enough otherwise.
+        num_gpus = shared
     return Request(
         run=run,
         gpu=gpu,
@@ -207,7 +210,7 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
         cpus=_at_least("cpus", wanted.cpus),
         memory_bytes=_at_least("memory", wanted.memory) * GB,
         disk_bytes=_at_least("disk_size", wanted.disk_size) * GB,
-        work_disk_bytes=_disk_of(gpu_bytes * max([1, *(count for _, count in gpus.read_set(gpu, num_gpus))])),
+        work_disk_bytes=_disk_of(gpu_bytes * max([1, num_gpus, *(count for _, count in gpus.read_set(gpu))])),
         region=wanted.region or "",
         instance_type=wanted.instance_type or "",
         max_micro_usd_per_hour=_price_limit(wanted.max_hourly_cost),

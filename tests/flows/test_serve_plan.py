@@ -140,13 +140,35 @@ def test_plan_of_a_run_names_the_programs_that_machines_lack(tmp_path):
     assert "run: the machines of runpod have no Docker daemon; install the program of the container" in said
 
 
-def test_vllm_needs_one_number_of_gpus(tmp_path):
+@pytest.mark.parametrize(
+    ("accelerators", "shared", "why"),
+    [
+        ({"L40S": 1, "H100:2": None}, 1, "L40S:1,H100:2: vLLM uses the same .* for each kind$"),
+        ({"L40S": 1, "H100:2": None}, 2, "L40S:1,H100:2: vLLM uses the same .* for each kind$"),
+        ({"H100": 8, "A100": 4}, 1, "H100:8,A100:4: vLLM uses the same .* or `slipway: {engine: {num_gpus: 4}}`"),
+        ({"H100": 8, "A100": 4}, 8, "H100:8,A100:4: vLLM uses the same .* or `slipway: {engine: {num_gpus: 4}}`"),
+        ({"H100": 8, "A100": 4}, 4, ""),
+        ({"H100": 8, "A100": 4}, 2, ""),
+        ({"H100": 8}, 1, ""),
+        (None, 2, ""),
+    ],
+)
+def test_vllm_needs_one_number_of_gpus(tmp_path, monkeypatch, accelerators, shared, why):
     settings = Settings.load(ROOT, {"provider": "runpod"}, environ={"HOME": str(tmp_path), **RUNPOD})
     document = {"service": {"readiness_probe": "/health", "replicas": 1}}
-    document |= {"resources": {"accelerators": {"L40S": 1, "H100:2": None}}}
-    model = {"engine": "vllm", "provider": "runpod", "model": "hf://user/repo"}
-    with pytest.raises(UsageError, match="L40S:1,H100:2: vLLM uses the same number of GPUs on each machine"):
-        revision.with_memory_need(Version(number=1, document=document, **model), settings, print)
+    document |= {"resources": {"accelerators": accelerators}, "slipway": {"engine": {"num_gpus": shared}}}
+
+    def unknown(*_):
+        raise UsageError("hf://user/repo is not readable")
+
+    monkeypatch.setattr(memory_fit, "needed", unknown)
+    version = Version(number=1, document=document, engine="vllm", provider="runpod", model="hf://user/repo")
+    if why:
+        with pytest.raises(UsageError, match=why):
+            revision.with_memory_need(version, settings, print)
+        return
+    # A machine without a GPU cannot run vLLM, also with a model of unknown size.
+    assert bool(revision.with_memory_need(version, settings, print).gpu_bytes) is (accelerators is None)
 
 
 def test_update_stays_on_the_provider_of_the_first_version_unless_another_is_typed(tmp_path):

@@ -285,6 +285,13 @@ def test_a_machine_with_broken_gpus_is_refused(seen, said):
     assert said in verdicts(**seen)[1]
 
 
+def test_a_machine_for_a_model_of_known_size_needs_a_working_gpu():
+    request = Request(run="a-1", gpu_memory_bytes=24 * 10**9)
+    assert verdicts(request=request)[1] == ""
+    assert "GPUs: 1 promised, 0 found" in verdicts({**FACTS, "gpus": []}, request=request)[1]
+    assert "no answer in 60 s" in verdicts(request=request, matmul={"error": "no answer in 60 s"})[1]
+
+
 def test_an_unknown_measurement_is_reported_and_refuses_no_machine():
     silent = {"error": "the check exited without a result"}
     unsized = {**FACTS, "gpus": [{**H100, "memory_bytes": None}] * 8}
