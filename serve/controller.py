@@ -33,7 +33,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, Lease
 from infra.ledger.service_rows import service_lease
 from infra.runs.keepers.recovery import REPLICA
-from infra.settings import Settings
+from infra.selection.preflight import MOST_USD
+from infra.settings import Settings, is_rented
 from serve import leases, own_run
 from serve.budget import ServiceBudget, limit_of
 from serve.engines import OWN_RUN
@@ -284,10 +285,13 @@ class Controller:
         return fleet.Load(qps=qps, waiting=waiting, affordable=budget.affordable if budget else None)
 
     def _budget(self) -> ServiceBudget | None:
-        """Return the budget of the service, or None without a spend limit."""
+        """Return the budget of the service, or None without a spend limit and without rented machines."""
         limit = self.service.slipway.spend_limit
         if limit is None:
-            return None
+            candidates = placement.candidates(self.wanted.newest.provider, self.settings)
+            if not any(is_rented(one) for one in candidates):
+                return None
+            limit = MOST_USD  # The plan saw own machines only; the key of a vendor came later.
         rows = [op for op in self.journal.ops(live=False) if op.service == self.name and op.rate]
         clocks, scale = read_clocks(), self.settings.clock_scale
         return ServiceBudget(

@@ -290,7 +290,7 @@ def set_desired_state(
 
 
 def plan_scale(
-    name: str, least: int | None, most: int | None, journal: Journal, settings: Settings
+    name: str, least: int | None, most: int | None, journal: Journal, settings: Settings, tell: Say
 ) -> tuple[Revision, WantedService]:
     """Return the service with the requested number of replicas, and the desired state, without changing any state.
 
@@ -319,7 +319,7 @@ def plan_scale(
         )
     document: dict[str, Any] = revision.scaled(old.newest.document, lower, upper)
     service_file.parse(f"service {name}", document)
-    newest = dataclasses.replace(old.newest, document=document)
+    newest = revision.with_limit(dataclasses.replace(old.newest, document=document), settings, tell)
     wanted = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
     return Revision(name, newest, row, old, dict(old.variants)), wanted
 

@@ -37,7 +37,7 @@ def scale(spec: ScaleFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        found, wanted = use_case.plan_scale(name, spec.min_replicas, spec.max_replicas, journal, settings)
+        found, wanted = use_case.plan_scale(name, spec.min_replicas, spec.max_replicas, journal, settings, render.tell)
         if spec.dry_run:
             show_placement(found, settings, spec.json)
             return

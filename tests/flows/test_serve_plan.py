@@ -11,6 +11,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from serve import revision
+from serve.controller import Controller
 from serve.engine import memory_fit
 from serve.engine.options import Tuning
 from serve.policy import service_state
@@ -217,10 +218,35 @@ def test_change_of_size_rents_only_for_more_replicas_on_rented_machines(tmp_path
     old = WantedService(versions=(Version(number=1, document=document, provider=provider, model="hf://user/repo"),))
     with Journal.open(settings.state_file, environ) as journal:
         service_rows.write_desired_state(journal, "demo", service_state.write(old), None)
-        found, wanted = serve.plan_scale("demo", least, None, journal, settings)
+        found, wanted = serve.plan_scale("demo", least, None, journal, settings, print)
         assert service_rows.find(journal, "demo").wanted == service_state.write(old)
     assert (wanted == old) is (least == 2) and serve.rents_more(found, settings) is rents
     assert found.version.service.policy.min_replicas == found.version.service.policy.most == least
+
+
+@pytest.mark.parametrize(
+    ("keys", "provider", "said", "of_plan", "of_controller"),
+    [
+        (RUNPOD, "", None, "150", 150 * 10**6),
+        (RUNPOD, "", 7, 7, 7 * 10**6),
+        (RUNPOD, "local", None, None, None),
+        ({}, "", None, None, None),
+    ],
+)
+def test_service_that_comes_to_rent_has_a_limit(tmp_path, keys, provider, said, of_plan, of_controller):
+    """The service was planned for own machines, and the key of a vendor came later."""
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), **keys}
+    settings = Settings.load(tmp_path, environ=environ)
+    document = {"service": {"replicas": 2, "readiness_probe": "/health"}}
+    document |= {"slipway": {"spend_limit": said}} if said else {}
+    old = WantedService(versions=(Version(number=1, document=document, provider=provider, model="hf://user/repo"),))
+    with Journal.open(settings.state_file, environ) as journal:
+        service_rows.write_desired_state(journal, "demo", service_state.write(old), None)
+        lease = journal.leases.acquire(service_rows.service_lease("demo"))
+        budget = Controller("demo", settings, journal, lease, print)._budget()
+        assert (budget.limit if budget else None) == of_controller
+        found, wanted = serve.plan_scale("demo", 4, None, journal, settings, print)
+    assert wanted.newest.service.slipway.spend_limit == found.version.service.slipway.spend_limit == of_plan
 
 
 @pytest.mark.parametrize(("policy", "live", "said"), [

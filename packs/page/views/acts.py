@@ -130,7 +130,7 @@ class Acts:
         settings = self.context.settings
         with self.context.journal() as journal:
             name = controller_client.find(_name(said), journal)
-            found, wanted = serve.plan_scale(name, least, most, journal, settings)
+            found, wanted = serve.plan_scale(name, least, most, journal, settings, self.context.add_note)
         costs = ""
         if serve.rents_more(found, settings):
             costs = _scale_costs(found, most, settings, self.context.add_note)
