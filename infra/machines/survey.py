@@ -10,7 +10,7 @@ from infra.errors import AuthError, SlipwayError, UsageError
 from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, map_parallel
 from infra.machines.inventory import Host
 from infra.market import gpus
-from infra.records import Request
+from infra.records import Offer, Request
 from infra.transport.framing import shown
 from infra.transport.host_keys import HostKeyMismatch
 from infra.transport.private_keys import keys_of, why_ignored
@@ -123,14 +123,33 @@ def inventory_mismatch(host: Host, facts: Mapping[str, Any]) -> str:
 
 def request_mismatch(request: Request, what: HostHardware) -> str:
     """Return why a machine does not satisfy the request; "" = the machine satisfies the request."""
-    if request.num_gpus > (what.num_gpus or 0):
-        return f"the machine has {what.num_gpus or 'no'} GPUs"
-    if request.gpu and not same_gpu(request.gpu, what.gpu):
+    number = what.num_gpus or 0
+    if chosen_gpus(request, what.gpu, number) is None:
+        wanted = gpus.read_set(request.gpu, request.num_gpus)
+        is_kind = any(same_gpu(kind, what.gpu) for kind, _ in wanted)
+        if is_kind or all(count > number for _, count in wanted):
+            return f"the machine has {number or 'no'} GPUs"
         return f"the GPU is {what.gpu or 'none'}"
     if request.gpu_memory_bytes > (what.gpu_memory_bytes or 0):
         size = f"{what.gpu_memory_bytes / 1e9:.0f} GB" if what.gpu_memory_bytes else "of unknown size"
         return f"the GPU memory is {size}"
     return ""
+
+
+def chosen_gpus(request: Request, name: str, number: int) -> tuple[str, int] | None:
+    """Return the kind and count of the request that a machine with `number` GPUs called `name` satisfies.
+
+    The largest count of several; ("", count) for any kind, a count of 0 for any number, None if nothing matches.
+    """
+    wanted = gpus.read_set(request.gpu, request.num_gpus) or (("", request.num_gpus),)
+    fitting = [(kind, count) for kind, count in wanted if count <= number and (not kind or same_gpu(kind, name))]
+    return max(fitting, key=lambda one: one[1], default=None)
+
+
+def number_of_gpus(request: Request, offer: Offer) -> int:
+    """Return the number of GPUs that a request takes of an own machine; 0 if the request leaves the number open."""
+    found = chosen_gpus(request, offer.gpu, offer.num_gpus)
+    return found[1] if found else 0
 
 
 def same_gpu(asked: str, name: str) -> bool:

@@ -51,11 +51,12 @@ class Local(Provider):
     def offers(self, request: Request) -> list[Offer]:
         """Return this machine if the machine satisfies the request, else no offers."""
         gpus = _gpus()
-        if request.num_gpus > len(gpus):
-            return []
+        if request.gpu or request.num_gpus:
+            from infra.machines.survey import chosen_gpus  # most requests are open
+
+            if not any(chosen_gpus(request, name, len(gpus)) for name in {*gpus}):
+                return []
         if missing_devices(request.devices, len(gpus)):
-            return []
-        if request.gpu and not any(request.gpu.lower() in gpu.lower() for gpu in gpus):
             return []
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

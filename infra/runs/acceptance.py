@@ -20,7 +20,7 @@ from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.machines.host_memory import AGENT, HostMemory, ask, failure_key, run_script
-from infra.machines.survey import TOLERANCE, same_gpu
+from infra.machines.survey import TOLERANCE, chosen_gpus, same_gpu
 from infra.market import gpus
 from infra.providers import Provider, is_examined
 from infra.records import Offer, Request
@@ -149,6 +149,10 @@ def judge(
     facts: Mapping[str, Any], seen: Mapping[str, Any], asked: tuple[float, float], request: Request, least: Thresholds
 ) -> Report:
     """Build the report from the answers of `host.py` and `examine.py`; `asked` holds local start and end times."""
+    names = [gpu["name"] for gpu in facts["gpus"]]
+    # The machine has one kind of a set.
+    if names and (found := chosen_gpus(request, names[0], len(names))):
+        request = replace(request, gpu=found[0], num_gpus=found[1])
     checks = [
         *(_gpus(facts, request), _driver(facts, seen["cuda"], request, least), _matmul(seen["matmul"], request)),
         _least("disk write", seen["disk_write"], least.disk_write_bytes_per_s, 1e6, "MB/s"),

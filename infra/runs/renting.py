@@ -278,8 +278,12 @@ def _rent(rental: Rental, offer: Offer, provider: Provider, rank: int) -> Op:
     job = replace(job, self_terminate_calls=self_terminate_calls(provider), limits=limits)
     if job.num_gpus and market(provider):  # The request may name a number for each kind, or none.
         job = replace(job, num_gpus=offer.num_gpus, torch="cuda" if offer.num_gpus else "cpu")
+    elif job.num_gpus and not request.num_gpus:
+        from infra.machines.survey import number_of_gpus  # few requests leave the number open
+
+        job = replace(job, num_gpus=number_of_gpus(request, offer) or job.num_gpus)
     if job.kind == "hold" and market(provider):  # Later work on the pod reads the number from the row.
-        request = replace(request, num_gpus=offer.num_gpus)
+        request = replace(request, num_gpus=offer.num_gpus or request.num_gpus)
     if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and provider.is_ephemeral or mounts_of(job):

@@ -166,7 +166,9 @@ def request_on(
             "the flag works only with vendors in: inv offers"
         )
     wanted = request_for(spec)
-    if candidates[0].restarts_runs:
+    numbers = {number for _, number in gpus.read_set(wanted.gpu)}
+    has_one_number = len(numbers) == 1 and 0 not in numbers
+    if candidates[0].restarts_runs or has_one_number and not candidates[0].is_rented:
         wanted = counted(wanted)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)

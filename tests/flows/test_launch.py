@@ -279,6 +279,16 @@ def test_the_first_plan_has_the_minimum_number_of_gpus(renting):
     assert one.work.plan(renting, named, vendor, one.limits).job.torch == "cuda"
 
 
+def test_an_own_machine_is_planned_for_the_number_beside_the_kind(settings, renting):
+    def asked(settings, **flags):
+        request = resolved(settings, **flags).request
+        return request.gpu, request.num_gpus
+
+    assert asked(settings, gpu="H100:8") == ("H100", 8) and asked(settings, gpu="H100,A100") == ("H100,A100", 0)
+    assert asked(settings, gpu="H100:8,A100:4") == ("H100:8,A100:4", 0)
+    assert asked(renting, gpu="H100:8", provider="runpod") == ("H100:8", 0)
+
+
 @pytest.mark.parametrize(
     ("machine", "gpu", "number"),
     [

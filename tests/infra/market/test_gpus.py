@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from infra.machines.survey import same_gpu
+from infra.machines.survey import HostHardware, chosen_gpus, request_mismatch, same_gpu
 from infra.market import gpus
+from infra.providers import local
+from infra.providers.local import Local
+from infra.records import Request
 
 VENDORS = Path(__file__).parents[2] / "vendors"
 SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
@@ -86,6 +89,34 @@ def test_a_training_by_default_uses_nvidia_gpus_of_known_speed(name, is_one, mem
 def test_an_unlisted_name_is_recognized_by_its_letters():
     assert same_gpu("A100-80GB", "nvidia_a100_80gb_pcie") and same_gpu("GB10", "NVIDIA GB10")
     assert not same_gpu("A100", "nvidia_a100_mig 1g.10gb") and not same_gpu("A100", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "theirs", "number", "found", "why"),
+    [
+        ("L4,A10G", 1, "NVIDIA L4", 1, ("L4", 1), ""),
+        ("L4,A10G", 0, "NVIDIA A10G", 4, ("A10G", 0), ""),
+        ("L4,A10G", 1, "NVIDIA H100 80GB HBM3", 8, None, "the GPU is NVIDIA H100 80GB HBM3"),
+        ("L4,A10G", 2, "NVIDIA L4", 1, None, "the machine has 1 GPUs"),
+        ("H100:8", 0, "NVIDIA H100 80GB HBM3", 8, ("H100", 8), ""),
+        ("H100:8", 0, "NVIDIA H100 80GB HBM3", 4, None, "the machine has 4 GPUs"),
+        ("H100:4,H100:8,A100:2", 0, "NVIDIA H100 80GB HBM3", 8, ("H100", 8), ""),
+        ("H100:8,A100:4", 0, "NVIDIA A100-SXM4-80GB", 8, ("A100", 4), ""),
+        ("H100:8,A100:4", 0, "NVIDIA H100 80GB HBM3", 4, None, "the machine has 4 GPUs"),
+        ("A100-80GB", 1, "NVIDIA A100-SXM4-80GB", 1, ("A100-80GB", 1), ""),
+        ("", 2, "NVIDIA L4", 2, ("", 2), ""),
+        ("", 2, "NVIDIA L4", 1, None, "the machine has 1 GPUs"),
+        ("", 0, "", 0, ("", 0), ""),
+        ("L4", 1, "", 0, None, "the machine has no GPUs"),
+        ("L4", 0, "", 0, None, "the GPU is none"),
+    ],
+)
+def test_own_machine_satisfies_one_kind_of_a_set(tmp_path, monkeypatch, text, count, theirs, number, found, why):
+    request = Request(run="a-1", gpu=text, num_gpus=count)
+    assert chosen_gpus(request, theirs, number) == found
+    assert request_mismatch(request, HostHardware(gpu=theirs, num_gpus=number)) == why
+    monkeypatch.setattr(local, "_gpus", lambda: [theirs] * number)
+    assert [one.num_gpus for one in Local(tmp_path).offers(request)] == ([] if why else [number])
 
 
 SLICES = "a100_3g.20gb 1g.10gb 1g.10gb+me nvidia_a100-sxm4-40gb_3g.20gb mig-1g.5gb A100-MIG".split()

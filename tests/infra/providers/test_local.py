@@ -11,9 +11,12 @@ import pytest
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.process import find
 from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.ledger.journal import Journal
 from infra.names import new_token
+from infra.providers import local as local_provider
 from infra.providers.local import Local
-from infra.records import Request
+from infra.records import Plan, Request
+from infra.runs import pods, renting
 
 pytestmark = pytest.mark.process
 
@@ -62,6 +65,29 @@ def test_this_machine_is_offered_for_free_if_it_meets_the_request(local):
     assert local.offers(Request(run="a-1", gpu="Quantum9000")) == []
     assert local.offers(Request(run="a-1", nodes=2)) == [offer]  # any number of pods
     assert local.account().balance_micro_usd is None and local.account().owner
+
+
+@pytest.mark.parametrize(
+    ("request_said", "of_job", "expected"),
+    [
+        ({"gpu": "H100:8,A100:4"}, 1, 8),
+        ({"gpu": "H100:2,A100:4"}, 1, 2),
+        ({"gpu": "H100,A100", "num_gpus": 4}, 4, 4),
+        ({"gpu": "H100"}, 1, 1),
+        ({"gpu": "H100:8,A100:4"}, 0, 0),
+    ],
+)
+def test_job_has_the_number_of_a_set_that_the_own_machine_satisfies(
+    local, tmp_path, monkeypatch, request_said, of_job, expected
+):
+    monkeypatch.setattr(local_provider, "_gpus", lambda: ["NVIDIA H100 80GB HBM3"] * 8)
+    request, ops = Request(run="a-1", provider="local", **request_said), []
+    plan = Plan("t", "", (), Job(run="", token="", steps=(), num_gpus=of_job), request)
+    with Journal.open(tmp_path / "journal.db") as journal:
+        rental = renting.Rental(plan, local.offers(request), lambda _: local, journal, print, renting.PLAIN)
+        renting.rent_all(rental, ops)
+        assert ops[0].read_job().num_gpus == expected
+        pods.end(local, journal.op(ops[0].token), journal)
 
 
 def test_a_pod_exists_from_create_to_delete_and_its_work_survives(local):

@@ -273,6 +273,20 @@ def test_a_machine_with_other_gpus_than_promised_is_refused(facts, said):
 
 
 @pytest.mark.parametrize(
+    ("gpu", "number", "said"),
+    [
+        ("A100:4,H100:8", 8, ""),
+        ("A100,H100", 8, ""),
+        ("A100:4,H100:8", 7, "A100:4,H100:8 promised, NVIDIA H100 80GB HBM3 found"),
+        ("A100:4,L40S:8", 8, "A100:4,L40S:8 promised, NVIDIA H100 80GB HBM3 found"),
+    ],
+)
+def test_a_machine_has_one_kind_of_a_set(gpu, number, said):
+    request = replace(WANTED, gpu=gpu, num_gpus=0)
+    assert said in (failure := verdicts({**FACTS, "gpus": [H100] * number}, request)[1]) and bool(failure) is bool(said)
+
+
+@pytest.mark.parametrize(
     ("seen", "said"),
     [
         ({"cuda": {"value": "12.8"}}, "driver: 580.95.05 supports CUDA 12.8, torch needs 13.0"),
