@@ -35,14 +35,18 @@ class DotenvLine:
 
 
 def read(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of a file, and notes about odd lines, without values. Raises UsageError."""
+    """Return the variables of a file, and notes about odd lines, without values. Raises UsageError.
+
+    The last line of a variable counts; an empty last line leaves the variable out.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f".env: {error}") from error
     found = list(lines(text, os.environ))
     notes = [f"line {one.number}{note}" for one in found for note in one.notes]
-    return {one.name: one.value for one in found if one.name and one.value}, notes
+    values = {one.name: one.value for one in found if one.name}
+    return {name: value for name, value in values.items() if value}, notes
 
 
 def lines(text: str, environ: Mapping[str, str]) -> Iterator[DotenvLine]:

@@ -100,6 +100,22 @@ def test_dotenv_keeps_single_quoted_text_and_reports_an_unknown_variable(tmp_pat
     assert read == wanted
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("A=k\nA=", {}),
+        ("A=k\nexport A=''  # off", {}),
+        ("A=\nA=k", {"A": "k"}),
+        ("A=k\nA=${NOT_SET:-}", {}),
+        ("A=k\nA=\nB=${A}l", {"B": "l"}),
+    ],
+)
+def test_the_last_line_of_a_variable_counts_and_an_empty_one_switches_the_variable_off(tmp_path, lines, expected):
+    """Machines would be rented from a vendor that the user has switched off."""
+    (tmp_path / ".env").write_text(lines)
+    assert settings.read_dotenv(tmp_path / ".env") == expected
+
+
 FORMS = ("$(cat key)", "${KNOWN:?missing}", "${OTHER:-${KNOWN}}", '"a${KNOWN:+b}"', "export:$(x)")
 
 
