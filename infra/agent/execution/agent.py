@@ -321,6 +321,8 @@ class Agent:
 
         The state of the verdict does not depend on trackers.
         """
+        # A report after the request is not silence: the last metrics of a tracker that works may take a while.
+        silent = [one for one in self.trackers if one.problem()]
         for one in self.trackers:
             one.terminate()
         began = time.monotonic()
@@ -328,7 +330,8 @@ class Agent:
         is_paid = bool(self.job.limits.micro_usd_per_hour)
         longest_s = min(TRACKERS_PAID_S if is_paid else TRACKERS_S, limits.upload_allowance_s(self.job, guard) / 4)
         while running := [one for one in self.trackers if one.pid() is not None]:
-            are_silent = all(one.problem() for one in running)
+            silent = [one for one in silent if one.problem()]
+            are_silent = all(one in silent for one in running)
             patience_s = min(longest_s, TRACKERS_PAID_S) if are_silent else longest_s
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else patience_s):
                 say("a tracker did not finish in time; the agent ended the tracker")

@@ -296,6 +296,54 @@ def test_a_tracker_that_sends_nothing_is_named_at_once_and_by_the_verdict(
     assert reason in verdict["reason"] and ("not all metrics are in mlflow" in verdict["reason"]) == bool(reason)
 
 
+# A tracker with a problem `before`; asked to finish, the tracker reports the problem `during` and needs some seconds.
+SLOW = """\
+import json, os, signal, time
+from pathlib import Path
+state = Path(os.environ["SLIPWAY_WORK"]).parent / "state" / "tracking" / "mlflow.json"
+def report(problem):
+    state.parent.mkdir(parents=True, exist_ok=True)
+    draft = state.with_suffix(".draft")
+    draft.write_text(json.dumps({{"problem": problem}}))
+    draft.replace(state)
+def finish(*_):
+    for problem in {during}:
+        report(problem)
+        time.sleep(1.5)
+    report("")
+    os._exit(0)
+signal.signal(signal.SIGTERM, finish)
+report({before!r})
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "during", "reason"),
+    [
+        ("", ["no answer yet"] * 2, ""),
+        ("no answer yet", ["", "no answer yet", "no answer yet"], ""),
+        ("no answer yet", ["no answer yet"] * 400, "no answer yet"),
+    ],
+    ids=["slow", "answers again", "silent"],
+)
+def test_a_tracker_that_worked_until_the_end_has_time_for_the_last_metrics(
+    world: World, before: str, during: list[str], reason: str
+) -> None:
+    agent = world.pod.code / "infra" / "agent" / "execution" / "agent.py"
+    agent.write_text(agent.read_text().replace("TRACKERS_PAID_S = 10.0", "TRACKERS_PAID_S = 1.0"))
+    world.program("tracker", SLOW.format(before=before, during=during))
+    world.program("wait", WAIT)
+    world.job(module("wait"), trackers=(Step("track-mlflow", ("-m", "tracker"), config={"tracker": "mlflow"}),))
+    write_metrics(world)
+    world.start()
+    until(lambda: problem_of_tracker(world) == before, "the tracker")
+    (world.pod.work / "go").touch()
+    verdict = world.verdict()
+    assert verdict["state"] == "succeeded"
+    assert reason in verdict["reason"] and bool(verdict["reason"]) == bool(reason)
+
+
 def test_a_tracker_without_metrics_to_send_is_not_named(world: World) -> None:
     world.program("tracker", "exit(1)")
     world.program("count", COUNT)
