@@ -300,10 +300,11 @@ class Bucket(BucketBackend):
 
         def attempt() -> Any:
             nonlocal strange
+            before, strange = strange, 0  # any other outcome, also no answer in time, ends the row
             try:
                 return self._with_store_errors(what, action, ability)
             except _CutShort as error:
-                strange += 1
+                strange = before + 1
                 if strange == STRANGE_TRIES:
                     raise error.otherwise from None
                 raise Retryable("the answer was cut short") from None
@@ -360,8 +361,8 @@ class Bucket(BucketBackend):
             return _Beyond()
         if code in MISSING or status == 404:
             return FileNotFoundError(words)
-        if code == "RequestTimeTooSkewed":
-            return AccessDenied(f"{words}; {CLOCK}")
+        if code == "RequestTimeTooSkewed":  # The clock of a machine that has just started is set soon.
+            return Retryable(f"it answers {status} ({code}); {CLOCK}")
         if code in DENIED or status in (401, 403):
             return AccessDenied(f"{words}; {HINT}")
         return StoreError(words)
