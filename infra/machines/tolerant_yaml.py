@@ -12,6 +12,8 @@ import yaml
 from infra import strict_yaml
 from infra.errors import UsageError
 
+MERGE = "tag:yaml.org,2002:merge"
+
 
 def read(path: Path, texts: Sequence[str] = ()) -> dict[Any, Any]:
     """Return the content of a file of pools; `texts` as in `strict_yaml.read`.
@@ -25,12 +27,29 @@ def read(path: Path, texts: Sequence[str] = ()) -> dict[Any, Any]:
     except yaml.YAMLError as error:
         raise UsageError(f"{path}{strict_yaml.at(error)}: {strict_yaml.what(error)}") from None
     found: dict[Any, Any] = {}
-    for key, node in top.value if isinstance(top, yaml.MappingNode) else ():
-        name = _value(key, ())
-        if isinstance(name, (UsageError, dict, list)):
-            name = str(key.value)
+    if not isinstance(top, yaml.MappingNode):
+        return found
+    merged, own = _entries(top)
+    for key, node in own:
+        name = _name(key)
         found[name] = UsageError(f"{name!r} is given twice") if name in found else _pool(node, texts)
-    return found
+    return {**{_name(key): _pool(node, texts) for key, node in merged}, **found}
+
+
+def _entries(top: yaml.MappingNode) -> tuple[list[tuple[yaml.Node, yaml.Node]], list[tuple[yaml.Node, yaml.Node]]]:
+    """Return the entries of merge keys, and the own entries of a mapping; a merge key of no mapping is an own entry."""
+    merges = [pair for pair in top.value if pair[0].tag == MERGE]
+    merged = yaml.MappingNode(top.tag, list(merges), top.start_mark)
+    try:
+        yaml.SafeLoader("").flatten_mapping(merged)
+    except yaml.YAMLError:
+        return [], top.value
+    return merged.value, [pair for pair in top.value if pair not in merges]
+
+
+def _name(key: yaml.Node) -> Any:
+    name = _value(key, ())
+    return str(key.value) if isinstance(name, (UsageError, dict, list)) else name
 
 
 def _pool(node: yaml.Node, texts: Sequence[str]) -> Any:

@@ -99,6 +99,25 @@ def test_merge_keys_and_numbers_as_names_are_read_or_refused_in_words(tmp_path):
     assert "the name must be text" in found.unusable[0].why and len(found.unusable) == 2
 
 
+@pytest.mark.parametrize("wrong", ["", "hz: {host: login, host: other}\n"])
+def test_a_merge_key_beside_the_clusters_brings_clusters(tmp_path, wrong):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    base = f"{{host: login, identity_file: {key}}}"
+    path.write_text(f"<<: [{{fx: {base}, gy: {base}}}]\ngy: {{host: own, identity_file: {key}}}\n{wrong}")
+    found = load(path, tmp_path)
+    assert [(one.name, one.address.host) for one in found.usable] == [("fx", "login"), ("gy", "own")]
+    assert [one.pool for one in found.unusable] == ["hz"] * bool(wrong)
+
+
+def test_a_merge_key_that_names_no_clusters_is_an_error(tmp_path):
+    path, key = tmp_path / "clusters.yaml", tmp_path / "key"
+    key.touch(mode=0o600)
+    path.write_text(f"<<: login\nfx: {{host: login, identity_file: {key}}}\n")
+    found = load(path, tmp_path)
+    assert [one.name for one in found.usable] == ["fx"] and [one.pool for one in found.unusable] == ["<<"]
+
+
 def test_a_cluster_that_is_no_yaml_value_is_an_error_of_this_cluster_only(tmp_path):
     path, key = tmp_path / "clusters.yaml", tmp_path / "key"
     key.touch(mode=0o600)
