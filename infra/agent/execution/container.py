@@ -10,6 +10,7 @@ Standard library only, and syntax that Python 3.9 accepts, because this module r
 
 import contextlib
 import hashlib
+import math
 import os
 import shlex
 import shutil
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Callable, Collection, Dict, List, Sequence, Tuple
 
 POLL_S = 0.1
+LOGIN_S = 120.0  # A registry that has not answered a login by then does not answer.
+TIMED_OUT = 124  # as the program `timeout`
 ENGINES = ("podman", "docker")
 LABEL = "slipway.pod"  # the folder of the pod
 # Variables of the login at a private registry, with the meaning of SkyPilot: all together, or none.
@@ -154,8 +157,13 @@ def _pull_with_login(engine: Sequence[str], image: str, login: Sequence[str], pr
     engine = engine if options else [*engine, f"--config={private}"]
     try:
         words = [*engine, "login", *options, f"--username={user}", "--password-stdin", server]
-        code = subprocess.run(words, input=password, text=True, stdout=subprocess.DEVNULL).returncode
-        if code:
+        code = _wait(words, told, lambda one: [], password, LOGIN_S)
+        if code == TIMED_OUT:
+            print(
+                f"image_id: {server} has not answered the login in {LOGIN_S:.0f} s; see SKYPILOT_DOCKER_SERVER",
+                flush=True,
+            )
+        elif code and not told:
             print(f"image_id: the login at {server} as {user} failed; see SKYPILOT_DOCKER_PASSWORD", flush=True)
         return code or _pull(engine, image, told, options)
     finally:
@@ -186,22 +194,45 @@ def _output(words: Sequence[str]) -> str:
     return subprocess.run(list(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout
 
 
-def _wait(words: List[str], told: List[int], passing: Callable[[int], List[str]]) -> int:
-    """Run a command until its end; return the exit code. `passing`: the command that passes a signal on.
+def _wait(
+    words: List[str],
+    told: List[int],
+    passing: Callable[[int], List[str]],
+    typed: str = "",
+    limit_s: float = math.inf,
+) -> int:
+    """Run a command until its end; return the exit code, or TIMED_OUT after `limit_s` seconds.
 
-    Without such a command, the process group of the command receives the signal.
+    `passing`: the command that passes a signal on; without such a command, the process group of the command receives
+    the signal. `typed`: the input of the command, which then shows no output.
     """
-    process = subprocess.Popen(words, preexec_fn=os.setpgrp)
-    passed = 0
+    stdin, stdout = (subprocess.PIPE, subprocess.DEVNULL) if typed else (None, None)
+    process = subprocess.Popen(words, preexec_fn=os.setpgrp, stdin=stdin, stdout=stdout, text=True)
+    if process.stdin:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(typed)
+    passed, ends_at = 0, time.monotonic() + limit_s
     while process.poll() is None:
+        if time.monotonic() > ends_at:
+            if _signal(process.pid, signal.SIGKILL):
+                process.wait()
+            return TIMED_OUT
         if passed < len(told):
             command = passing(told[passed])
-            if not command:
-                os.killpg(process.pid, told[passed])
+            if not command and not _signal(process.pid, told[passed]):
+                return 128 + told[passed]
             # The container may not have begun: ask again until the container takes the signal.
             passed += not command or not _quietly(command)
         time.sleep(POLL_S)
     return 128 - process.returncode if process.returncode < 0 else process.returncode
+
+
+def _signal(group: int, number: int) -> bool:
+    """Signal a process group; return False for a group of root, by `sudo`, which takes no signal of a user."""
+    with contextlib.suppress(PermissionError):
+        os.killpg(group, number)
+        return True
+    return False
 
 
 def _quietly(words: Sequence[str]) -> int:

@@ -5,6 +5,8 @@ A container is made and signalled by Podman itself in `test_containers.py`.
 
 import contextlib
 import json
+import os
+import signal
 
 import pytest
 
@@ -172,6 +174,26 @@ def test_container_logs_in_before_the_pull_and_leaves_no_login(tmp_path, monkeyp
     assert not code or words[-1].endswith("--username=ann --password-stdin nvcr.io")
     assert code or [said.split()[-1] for said in words if "pull" in said] == ["nvcr.io/team/app:1"]
     assert not [path for path in (tmp_path / "pod" / "state").iterdir() if "login" in path.name]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("told", "limit_s", "code", "said"),
+    [([], 0.5, container.TIMED_OUT, "nvcr.io has not answered the login"), ([signal.SIGTERM], 600.0, 143, "")],
+    ids=["limit", "signal"],
+)
+def test_login_at_a_registry_without_an_answer_ends(tmp_path, monkeypatch, capfd, told, limit_s, code, said):
+    (engine := tmp_path / "podman").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    engine.chmod(0o755)
+    monkeypatch.setattr(container, "LOGIN_S", limit_s)
+    private = tmp_path / "login"
+    login = ("ann", "hush", "nvcr.io")
+    assert container._pull_with_login([str(engine)], "nvcr.io/app:1", login, private, told) == code
+    out = capfd.readouterr().out
+    assert said in out and bool(out) is bool(said) and not private.exists()
+    pid = (tmp_path / "pid").read_text().strip() if (tmp_path / "pid").exists() else ""
+    with pytest.raises(ProcessLookupError) if pid else contextlib.nullcontext():
+        os.kill(int(pid or os.getpid()), 0)
 
 
 @pytest.mark.parametrize("image", ["team/app:1", "nvcr.io/team/app:1"])
