@@ -16,7 +16,7 @@ from typing import Any
 from infra import file_variables
 from infra.agent.execution import own_root
 from infra.agent.job import SETUP, TEXT_WORDS, Step
-from infra.agent.shell import Script
+from infra.agent.shell import WORKDIR, Script
 from infra.errors import UsageError
 from infra.records import Carried, PlannedMount
 from infra.transport import sent_folders, shipment
@@ -139,7 +139,7 @@ def collect_refusals(file: JobFile, task: JobTask, is_own: bool, is_rehearsed: b
             with refused.collecting():
                 sent_folders.check_folder(f"{file.where}: line {one.line}: file_mounts: {one.path}", Path(one.source))
         with refused.collecting():
-            _kept(file, one, task) if mounts.is_kept(one) else _refuse_mode(file, one)
+            _kept(file, one, task) if mounts.is_kept(one) else _check_copied(file, one)
         if is_own and (is_rehearsed or not images.first_image(task)):  # A container has a root of its own.
             with refused.collecting():
                 _check_path(file, one, is_rehearsed)
@@ -198,15 +198,15 @@ def _kept(file: JobFile, one: Mount, task: JobTask) -> KeptFolder:
 
 
 def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
-    _refuse_mode(file, one)
+    _check_copied(file, one)
     source = Path(one.source)
     if source.is_dir():
         return name_of("mount", source.resolve()), "", one.path
     return name_of("mount", source.resolve().parent, source.name), source.name, one.path
 
 
-def _refuse_mode(file: JobFile, one: Mount) -> None:
-    """Raise UsageError for a folder of this machine that is to be mounted, and not copied."""
+def _check_copied(file: JobFile, one: Mount) -> None:
+    """Raise UsageError for a mount of this machine's files that cannot be copied to the path."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.sources:
         raise UsageError(f"{where}: source: several folders cannot be mounted at one path; give each folder a path")
@@ -214,6 +214,11 @@ def _refuse_mode(file: JobFile, one: Mount) -> None:
         raise UsageError(f"{where}: MOUNT is for buckets; write {one.path}: {one.source}, which copies the files")
     if not one.source:
         raise UsageError(f"{where}: COPY needs a source; write mode: MOUNT_CACHED, or a source")
+    if one.path.rstrip("/") == f"~/{WORKDIR}" and Path(one.source).is_file():
+        raise UsageError(
+            f"{where}: a file cannot replace the folder of the scripts; write {one.path.rstrip('/')}/"
+            f"{Path(one.source).name}: {one.source}"
+        )
 
 
 def steps_of(

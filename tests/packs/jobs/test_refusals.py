@@ -41,6 +41,7 @@ REFUSED = {  # the lines of the refusals, with a pattern of each
     BUCKET.format("/etc/hostname", "MOUNT"): {2: "write ~/books: /etc/hostname, which copies the files"},
     BUCKET.format("/etc/hostname", "MOUNT_CACHED"): {2: "write ~/books: /etc/hostname, which copies the files"},
     "file_mounts: {~/out: {name: shelf, mode: COPY}}\nrun: x\n": {1: "write mode: MOUNT_CACHED"},
+    "file_mounts: {~/sky_workdir/: /etc/hostname}\nrun: x\n": {1: "write ~/sky_workdir/hostname: /etc/hostname$"},
     "resources: {accelerators: 'A100:1', disk_size: 300}\n": {1: r"inv pod.create --gpu A100:1 --disk-size 300"},
     "resources: {accelerators: {H100: 8}, use_spot: true}\n": {1: r"inv pod.create --gpu H100:8 --use-spot"},
     "resources: {any_of: [{gpus: 'A100:2', memory: 16384MB}]}\n": {1: r"pod.create --gpu A100:2 --memory 16$"},
