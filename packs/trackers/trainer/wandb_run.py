@@ -36,13 +36,18 @@ class WandbRun:
         for phase in run.configs:
             self.run.define_metric(f"{phase}/step", hidden=True)
             self.run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
-        self.is_offline = is_offline = bool(self.run.offline)
+        self.is_offline = is_offline = bool(self.run.offline or self.run.disabled)
+        """True if the run exists on no server."""
         self.handed: dict[str, int] = {}
         """Last step handed to the library, by phase."""
         self.due: dict[str, int] = {}
         """Steps that the server should have by now: those handed over before the last question."""
         self.link = (
-            "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*" if is_offline else str(self.run.url)
+            "nothing is kept: WANDB_MODE is disabled"
+            if self.run.disabled
+            else "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*"
+            if is_offline
+            else str(self.run.url)
         )
         self.last_sent = LastSent() if is_offline else self._read_last_sent(list(run.configs))
 

@@ -153,6 +153,28 @@ def test_wandb_server_that_lacks_steps_is_named():
     assert away.startswith("no answer from the server (")
 
 
+OPEN = """
+from pathlib import Path
+from packs.trackers.trainer.wandb_run import WandbRun
+from trainer.tracking.tracker import TrackedRun
+
+one = WandbRun(TrackedRun("brave-otter-3", Path("."), {"sft": {}}))
+one.send_metrics("sft", [{"step": 1, "loss": 2.0}])
+print(one.link, "; problem:", one.problem())
+one.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "link"), [("disabled", "nothing is kept: WANDB_MODE is disabled"), ("dryrun", "offline, ")]
+)
+def test_wandb_without_a_server_asks_no_server(tmp_path, mode, link):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": mode, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    words = [python("track-wandb"), "-c", OPEN]
+    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith(link) and done.stdout.endswith("; problem: \n"), done.stdout + done.stderr
+
+
 @contextlib.contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """Yield the address of MLflow's own server."""
