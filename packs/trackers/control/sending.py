@@ -118,7 +118,7 @@ def _run_sidecar(words: Sequence[str], environ: Mapping[str, str], state: Path) 
     try:
         while (code := process.poll()) is None:
             said = untrusted_input.load(state) if state.exists() else {}
-            if any(said.get(one) != before.get(one) for one in ("figures", "samples")):
+            if any((said.get(one) or {}) != (before.get(one) or {}) for one in ("figures", "samples")):
                 give_up_at, before = time.monotonic() + IDLE_S, said
             if time.monotonic() > give_up_at and said.get("problem") == NO_ANSWER:
                 process.kill()

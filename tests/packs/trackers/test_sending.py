@@ -24,6 +24,14 @@ time.sleep(600 if is_silent else 0)
 STEP = {"figures": {"sft": 1}, "samples": {}, "problem": ""}
 
 
+def test_the_first_report_of_a_server_that_never_answers_is_no_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(sending, "ANSWER_S", 1.0)
+    state = tmp_path / "state.json"
+    states = [{"figures": {}, "samples": {}, "problem": sending.NO_ANSWER}] * 30
+    words = [sys.executable, "-c", SIDECAR, str(state), json.dumps(states), "ends"]
+    assert sending._run_sidecar(words, dict(os.environ), state) == -9
+
+
 @pytest.mark.parametrize(
     ("states", "how", "code"),
     [
