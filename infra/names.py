@@ -60,12 +60,9 @@ def match(prefix: str, names: Iterable[str]) -> str:
 
 def similar(word: str, names: Iterable[str], most: int = 3) -> list[str]:
     """Return the most similar names, each compared as a whole and by the part after the last slash."""
-    of_part: dict[str, list[str]] = {}
-    for name in names:
-        for part in {name, name.rpartition("/")[2]}:
-            of_part.setdefault(part, []).append(name)
-    near = difflib.get_close_matches(word, of_part, most)
-    return list(dict.fromkeys(name for part in near for name in of_part[part]))[:most]
+    parts = [(part, name) for name in names for part in (name, name.rpartition("/")[2])]
+    near = difflib.get_close_matches(word, dict(parts), most)
+    return list(dict.fromkeys(name for each in near for part, name in parts if part == each))[:most]
 
 
 def random_word(length: int) -> str:

@@ -19,6 +19,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.op import ASKED, CUT_OFF, Op, OwnerKind
 from infra.ledger.wait_queue import QueueTicket
+from infra.machines.survey import number_of_gpus
 from infra.providers import Provider, Vendors, clock_scale, market, self_terminate_calls
 from infra.records import Offer, Plan, Request
 from infra.runs import observation, pods, run_rows
@@ -194,10 +195,7 @@ THEN: Mapping[type, str] = {
 
 
 def _why_taken(ops: list[Op], rental: Rental) -> SlipwayError | None:
-    """Return the error for pods that ended before they were active, or None.
-
-    Causes are a request to end the run, a limit, and a vendor's removal of the pod.
-    """
+    """Return the error for pods that a user, a limit or the vendor ended before they were active, or None."""
     journal = rental.journal
     try:
         rental.check_not_ended(journal.ops())
@@ -226,7 +224,6 @@ def rent_all(rental: Rental, ops: list[Op]) -> None:
     """Rent pods into `ops`, by rank.
 
     An inventory machine provides one node; a vendor's offer provides as many as possible.
-
     Remove rejected offers from `rental.offers`; used offers stay. Raises NoOffer, or Busy for too few pods.
     """
     request, vendors, journal, say = rental.plan.request, rental.vendors, rental.journal, rental.say
@@ -279,8 +276,6 @@ def _rent(rental: Rental, offer: Offer, provider: Provider, rank: int) -> Op:
     if job.num_gpus and market(provider):  # The request may name a number for each kind, or none.
         job = replace(job, num_gpus=offer.num_gpus, torch="cuda" if offer.num_gpus else "cpu")
     elif job.num_gpus and not request.num_gpus:
-        from infra.machines.survey import number_of_gpus  # few requests leave the number open
-
         job = replace(job, num_gpus=number_of_gpus(request, offer) or job.num_gpus)
     if job.kind == "hold" and market(provider):  # Later work on the pod reads the number from the row.
         request = replace(request, num_gpus=offer.num_gpus or request.num_gpus)

@@ -127,8 +127,7 @@ def refuse_money_flags(
     paid: values of the flags of rented machines, by name; falsy values are not typed. others: further flags of the
     command `practice`, which rehearses the same work. instead: advice about a flag for machines without costs.
     """
-    named = next((name for name, value in paid.items() if value), "")
-    if not named:
+    if not (named := next((name for name, value in paid.items() if value), "")):
         return
     why = "this provider costs nothing"
     if settings.sources["provider"] == NO_KEY:
