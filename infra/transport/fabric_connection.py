@@ -6,6 +6,7 @@ which wakes all waiting callers.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.message import Message
 from paramiko.pkey import PublicBlob
 
-from infra.errors import AuthError, UsageError
+from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address, bracketed
 from infra.transport.host_keys import HostKeyMismatch, PinFirstKey, pinned
-from infra.transport.private_keys import login_keys
+from infra.transport.private_keys import AGENT_S, LoginKey, login_keys
 from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
 
 PING_S = 3.0
 PROXY_BYTES = 8 << 10
 TICK_S = 0.5
+NO_SHELLS = ("nologin", "false")
+NO_ALGORITHM = "agree on a pubkey algorithm"  # of paramiko, before the key is offered
 
 
 class _CountingSocket(socket.socket):
@@ -91,9 +94,16 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
 
     def open(self) -> Any:
         """Open the connection unless already open."""
-        if self.is_connected:
-            return None
-        self.connect_kwargs["auth_strategy"] = _KeyLogin(self.address)
+        unfit: dict[Path, SlipwayError] = {}
+        while not self.is_connected:
+            try:
+                return self._open(_KeyLogin(self.address, unfit))
+            except _UnfitKey as error:  # paramiko has ended the connection
+                unfit[error.path] = error.why
+        return None
+
+    def _open(self, login: "_KeyLogin") -> Any:
+        self.connect_kwargs["auth_strategy"] = login
         pin = pinned(self.known_hosts)
         if pin is not None:
             name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
@@ -167,40 +177,80 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
                     connected.shutdown(socket.SHUT_RDWR)
 
 
+class _UnfitKey(Exception):
+    """A key that ended a connection, for a reason of this key alone."""
+
+    def __init__(self, path: Path, why: SlipwayError) -> None:
+        super().__init__(str(why))
+        self.path, self.why = path, why
+
+
+class _Signing:
+    """Signatures of a key; `problem`: why the key did not sign, in the thread of the transport."""
+
+    def __init__(self, one: LoginKey) -> None:
+        self.problem = ""
+        sign = type(one.key).sign_ssh_data  # not the signature of an earlier offer of this key
+
+        def watched(*words: Any) -> Any:
+            try:
+                return sign(one.key, *words)
+            except Exception as error:
+                said = f"the key {one.path} does not sign: {error}"
+                if one.is_of_agent:
+                    verb = "does not answer in time to sign" if isinstance(error, OSError) else "refuses to sign"
+                    said = (
+                        f"the ssh-agent {verb} with the key {one.path}: confirm the use of the key, or unlock the "
+                        "agent (ssh-add -X), then run the command again"
+                    )
+                self.problem = said
+                raise SSHException(said) from None  # the transport cannot report a timeout of an agent
+
+        one.key.sign_ssh_data = watched
+
+
 class _KeyLogin:
     """Login with the keys of an address: a strategy of paramiko, which by itself loses the reason of a refusal."""
 
-    def __init__(self, address: Address) -> None:
-        """Load the keys. Raises UsageError if no key can be used."""
-        self._address, self._where = address, f"ssh {address.place}"
-        self._keys, self._left_out = login_keys(address)
+    def __init__(self, address: Address, unfit: Mapping[Path, SlipwayError]) -> None:
+        """Load the first key; `unfit`: keys that are not offered. Raises SlipwayError if no key can be used."""
+        self._address, self._where, self._unfit = address, f"ssh {address.place}", unfit
+        self._left_out = [str(one) for one in unfit.values()]
+        keys = (one for one in login_keys(address, self._left_out) if one.path not in unfit)
+        first = next(keys, None)
+        if first is None:
+            kind = type(next(iter(unfit.values()), UsageError()))
+            raise kind(f"{self._where}: {'; '.join(self._left_out) or 'the address names no key'}")
+        self._keys = itertools.chain((first,), keys)
 
     def authenticate(self, transport: Any) -> None:
         """Offer the keys one after the other, each with its certificates first, as ssh does.
 
-        Raises AuthError if the machine refuses all keys, and UsageError if the ssh-agent refuses to sign.
+        Raises AuthError if the machine refuses all keys, and _UnfitKey for a key that cannot sign.
         """
         farewells, refused = _farewells(transport), list[str]()
         why, further = "", list[str]()
-        for path, key, certificate in self._offers():
-            key.public_blob = PublicBlob.from_file(str(certificate)) if certificate else None
+        for one, certificate in self._offers():
+            one.key.public_blob = PublicBlob.from_file(str(certificate)) if certificate else None
+            transport.auth_timeout = OPEN_S + (AGENT_S if one.is_of_agent else 0.0)
+            signing = _Signing(one)
             try:
-                further = transport.auth_publickey(self._address.user, key)
+                further = transport.auth_publickey(self._address.user, one.key)
             except AuthenticationException as error:
+                if NO_ALGORITHM in str(error):
+                    why = f"the machine accepts no signature of the key {one.path}: {error}"
+                    raise _UnfitKey(one.path, AuthError(why)) from None
                 is_refusal = transport.is_active() or any("authentication" in one.lower() for one in farewells)
                 if not is_refusal or "timeout" in str(error):
                     raise
-                refused, why = [*refused, str(path)], farewells[-1] if farewells else str(error)
+                refused, why = [*refused, str(one.path)], farewells[-1] if farewells else str(error)
                 if isinstance(error, BadAuthenticationType) or farewells:
                     break
                 continue
-            except SSHException as error:
-                if "used for signing" not in str(error):
-                    raise
-                raise UsageError(
-                    f"{self._where}: the ssh-agent refuses to sign with the key {path}: confirm the use of the key, "
-                    "or unlock the agent (ssh-add -X), then run the command again"
-                ) from None
+            except Exception:
+                if signing.problem:
+                    raise _UnfitKey(one.path, UsageError(signing.problem)) from None
+                raise
             if "publickey" not in further:  # the machine may ask for a second key
                 break
         if further:
@@ -210,10 +260,10 @@ class _KeyLogin:
             said = f"the key {names[0]} was refused" if len(names) == 1 else f"the keys {', '.join(names)} were refused"
             raise AuthError("; ".join((f"{self._where}: {said}: {why}", *self._left_out)))
 
-    def _offers(self) -> Iterator[tuple[Path, Any, Path | None]]:
+    def _offers(self) -> Iterator[tuple[LoginKey, Path | None]]:
         for one in self._keys:
             for certificate in (*one.certificates, None):
-                yield one.path, one.key, certificate
+                yield one, certificate
 
     def _answer(self, transport: Any, further: Sequence[str]) -> None:
         """Answer the questions of a machine that accepts a key and asks for more. Raises AuthError."""

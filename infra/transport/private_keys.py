@@ -2,29 +2,33 @@
 
 The latter have a passphrase, belong to a security device, or are given by the public key.
 
-    address  ->  `login_keys`: the usable keys in order, each with its certificates, and why other keys are left out
+    address  ->  `login_keys`: the usable keys, each with its certificates; keys in files precede keys of an agent
 
-The public part of a key decides which key of the agent is used: no other key of the agent is offered to a machine.
+The public part of a key decides which key of the agent is used: no other key of the agent is offered to a machine. An
+agent is asked only when its first key is due, since an agent may ask a person, or not answer.
 """
 
 import base64
 import contextlib
+import functools
 import io
 import os
 import shlex
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
 from infra.records import Address
+from infra.transport.protocol import OPEN_S
 
 MAGIC = b"openssh-key-v1\0"
 LOCKED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")  # PKCS 8, and PEM of older releases
 KEY_BYTES = 64 << 10  # a private key is smaller
+AGENT_S = OPEN_S  # seconds for each answer of an agent
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class LoginKey:
     path: Path
     key: Any  # a paramiko.PKey
     certificates: tuple[Path, ...] = ()
+    is_of_agent: bool = False
 
 
 def keys_of(address: Address) -> list[Path]:
@@ -39,28 +44,22 @@ def keys_of(address: Address) -> list[Path]:
     return [Path(one) for one in (address.key, *address.more_keys) if one]
 
 
-def login_keys(address: Address) -> tuple[list[LoginKey], list[str]]:
-    """Return the usable keys of an address, and the reasons against its other keys.
-
-    Raises UsageError if no key is usable.
-    """
-    usable, left_out = [], []
-    for path in keys_of(address):
+def login_keys(address: Address, left_out: list[str]) -> Iterator[LoginKey]:
+    """Yield the usable keys of an address; append the reasons against its other keys to `left_out`."""
+    held = functools.cache(lambda: _agent_keys(address.agent))
+    for path in sorted(keys_of(address), key=lambda path: bool(why_agent(path))):
         try:
-            usable.append(_login_key(path, address))
+            yield _login_key(path, address, held)
         except UsageError as error:
             left_out.append(str(error))
-    if not usable:
-        raise UsageError(f"ssh {address.place}: {'; '.join(left_out) or 'the address names no key'}")
-    return usable, left_out
 
 
-def _login_key(path: Path, address: Address) -> LoginKey:
+def _login_key(path: Path, address: Address, held: "Callable[[], tuple[Sequence[Any], str]]") -> LoginKey:
     if why := why_ignored(path):
         raise UsageError(why)
     reason = why_agent(path)
-    key = _agent_key(path, reason, address.agent) if reason else _private_key(path)
-    return LoginKey(path, key, certificates_of(path, address))
+    key = _agent_key(path, reason, address.agent, *held()) if reason else _private_key(path)
+    return LoginKey(path, key, certificates_of(path, address), bool(reason))
 
 
 def why_ignored(path: Path) -> str:
@@ -95,8 +94,8 @@ def _certifies(certificate: Path, blob: bytes) -> bool:
     return bool(key) and kind.startswith(key_kind.partition(b"@")[0] + b"-cert-") and rest.startswith(key)
 
 
-def _agent_key(path: Path, reason: str, agent: str) -> Any:
-    """Return the agent's key for a file. Raises UsageError if the agent does not hold the key."""
+def _agent_key(path: Path, reason: str, agent: str, held: Sequence[Any], problem: str) -> Any:
+    """Return the agent's key for a file. Raises UsageError if the agent does not hold the key, or has a problem."""
     private, blob = path.with_suffix("") if is_public(path) else path, public_blob(path)
     if not blob:
         word = shlex.quote(str(path))
@@ -104,7 +103,12 @@ def _agent_key(path: Path, reason: str, agent: str) -> Any:
             f"the private key {path} {reason}, and the ssh-agent finds the key by its public part, which is missing; "
             f"run: ssh-keygen -y -f {word} > {word}.pub"
         )
-    found = next((one for one in _agent_keys(agent) if one.blob == blob), None)
+    found = next((one for one in held if one.blob == blob), None)
+    if problem:
+        raise UsageError(
+            f"the private key {path} {reason}, and the ssh-agent {agent or 'of this machine'} gives no answer: "
+            f"{problem}; restart the agent, then run: ssh-add {shlex.quote(str(private))}"
+        )
     if found is None:
         place = f"SSH_AUTH_SOCK={shlex.quote(agent)} " if agent else ""
         raise UsageError(
@@ -138,18 +142,27 @@ def _private_key(path: Path) -> Any:
         ) from None
 
 
-def _agent_keys(place: str) -> Sequence[Any]:
-    """Return the keys of the agent at a socket; "" = SSH_AUTH_SOCK."""
-    from paramiko.agent import Agent, AgentSSH
+def _agent_keys(place: str) -> tuple[Sequence[Any], str]:
+    """Return the keys of the agent at a socket, and the problem of an agent that does not answer; "" = SSH_AUTH_SOCK.
 
-    if not place:
-        return Agent().get_keys()
-    agent = AgentSSH()
-    link = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(OSError):  # no agent answers here: no keys
+    Each answer, also a later signature, has a time limit.
+    """
+    from paramiko import SSHException
+    from paramiko.agent import AgentSSH
+
+    place, agent, link = place or os.environ.get("SSH_AUTH_SOCK", ""), AgentSSH(), socket.socket(socket.AF_UNIX)
+    link.settimeout(AGENT_S)
+    try:
         link.connect(place)
+    except OSError:  # no agent: no keys
+        link.close()
+        return (), ""
+    try:
         agent._connect(link)
-    return agent.get_keys()
+    except (OSError, ValueError, SSHException) as error:
+        link.close()
+        return (), str(error)
+    return agent.get_keys(), ""
 
 
 def why_agent(path: Path) -> str:

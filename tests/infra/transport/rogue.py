@@ -1,4 +1,4 @@
-"""An SSH server that accepts every client and breaks the protocol: sends more than the client allowed."""
+"""SSH servers that accept every client, and a server that breaks the protocol: sends more than the client allowed."""
 
 import contextlib
 import socket
@@ -29,6 +29,32 @@ class _Anybody(paramiko.ServerInterface):
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         return True
+
+
+class Ed25519Server:
+    """A server that lists Ed25519 as the only algorithm for keys of users."""
+
+    def __init__(self, folder: Path) -> None:
+        self._key = paramiko.Ed25519Key.from_private_key_file(str(make_key(folder / "listing-host")))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        key = make_key(folder / "listing-user")
+        self.address = Address("anybody", "127.0.0.1", self._listener.getsockname()[1], str(key), "/")
+
+    def __enter__(self) -> "Ed25519Server":
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        others = [one for one in paramiko.Transport._preferred_pubkeys if one != "ssh-ed25519"]
+        with contextlib.suppress(OSError):  # the end of the test
+            while True:
+                transport = paramiko.Transport(self._listener.accept()[0], disabled_algorithms={"pubkeys": others})
+                transport.add_server_key(self._key)
+                transport.start_server(server=_Anybody(), event=threading.Event())
 
 
 class RogueServer:

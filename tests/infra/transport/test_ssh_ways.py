@@ -5,9 +5,11 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import pytest
 from infra.errors import AuthError, UsageError
 from infra.machines import inventory, survey
 from infra.records import Address
+from infra.transport import private_keys
+from infra.transport.fabric_connection import PodConnection
 from infra.transport.private_keys import keys_of, public_blob, why_agent, why_ignored
 from infra.transport.protocol import Unreachable
 from infra.transport.push import push
@@ -23,6 +27,7 @@ from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import resolve
 from tests.hosts import loopback, until
 from tests.hosts import sshd as sshd
+from tests.infra.transport.rogue import Ed25519Server
 from tests.infra.transport.test_push import TOKEN, make_pod
 from tests.infra.transport.test_ssh_include import RELAY
 
@@ -350,7 +355,7 @@ def test_a_locked_key_without_its_public_part_is_named(sshd, tmp_path, agent, ki
     check_login(sshd.address, tmp_path, key=str(key))
 
 
-def test_an_agent_that_refuses_to_sign_is_named(sshd, tmp_path, monkeypatch):
+def test_a_key_that_the_agent_refuses_to_use_is_named_and_leaves_the_other_keys(sshd, tmp_path, monkeypatch):
     with tempfile.TemporaryDirectory(prefix="agent-") as folder:
         deny = {**os.environ, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
         place = Path(folder, "socket")
@@ -358,12 +363,90 @@ def test_an_agent_that_refuses_to_sign_is_named(sshd, tmp_path, monkeypatch):
         try:
             until(place.exists, "an agent")
             monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
-            subprocess.run(["ssh-add", "-q", "-c", sshd.address.key], check=True)
-            said = "the ssh-agent refuses to sign with the key"
-            check_refusal(sshd.address, tmp_path, UsageError, said, key=str(sshd.folder / "user.pub"))
+            asks, other = new_key(tmp_path / "asks"), new_key(tmp_path / "other")
+            subprocess.run(["ssh-add", "-q", "-c", asks], check=True)
+            subprocess.run(["ssh-add", "-q", sshd.address.key], check=True)
+            said = f"the ssh-agent refuses to sign with the key {asks}.pub"
+            check_refusal(sshd.address, tmp_path, UsageError, said, key=f"{asks}.pub")
+            check_refusal(sshd.address, tmp_path, AuthError, said, key=f"{asks}.pub", more_keys=(str(other),))
+            check_login(sshd.address, tmp_path, key=f"{asks}.pub", more_keys=(f"{sshd.folder}/user.pub",))
+            check_login(sshd.address, tmp_path, key=f"{asks}.pub", more_keys=(sshd.address.key,))
         finally:
             agent.terminate()
             agent.wait()
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["refused", "not offered"])
+def test_a_key_without_a_common_algorithm_leaves_the_other_keys(tmp_path, is_listed):
+    """The server of paramiko lists its algorithms, so the client cannot offer the key; OpenSSH 9.2 lists them all."""
+    first = str(new_key(tmp_path / "first", "rsa"))
+    sshd_options = ["-o", "PubkeyAcceptedAlgorithms=ssh-ed25519"]
+    with Ed25519Server(tmp_path) if is_listed else loopback(tmp_path, options=sshd_options) as host:
+        said = f"accepts no signature of the key {first}" if is_listed else f"the key {first} was refused"
+        check_refusal(host.address, tmp_path, AuthError, said, key=first)
+        more_keys = (first, host.address.key)
+        with PodConnection(replace(host.address, key=first, more_keys=more_keys), tmp_path / "known_hosts") as machine:
+            machine.open()
+            assert machine.is_connected
+
+
+@contextlib.contextmanager
+def deaf_agent(monkeypatch, to: str = ""):
+    """Yield a list of the requests to an agent that never signs, and that lists the keys of the agent `to`, if any."""
+    with tempfile.TemporaryDirectory(prefix="agent-") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/socket")
+        server.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", f"{folder}/socket")
+        monkeypatch.setattr(private_keys, "AGENT_S", 0.5)
+        heard: list[bytes] = []
+        links = []
+
+        def serve():
+            with contextlib.suppress(OSError):  # the end of the test
+                while True:
+                    links.append(server.accept()[0])
+                    threading.Thread(target=answer, args=(links[-1],), daemon=True).start()
+
+        def answer(link):
+            with contextlib.suppress(OSError):
+                while request := link.recv(65536):
+                    heard.append(request[4:5])
+                    if to and request[4:5] == LIST:
+                        with socket.socket(socket.AF_UNIX) as real:
+                            real.connect(to)
+                            real.sendall(request)
+                            link.sendall(real.recv(65536))
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield heard
+        server.shutdown(socket.SHUT_RDWR)
+        for link in links:
+            link.close()
+
+
+LIST, SIGN = b"\x0b", b"\x0d"
+
+
+def test_an_agent_without_an_answer_is_asked_last_and_named(sshd, tmp_path, monkeypatch):
+    locked, other = new_key(tmp_path / "locked", "ed25519", WORDS), new_key(tmp_path / "other")
+    keys = {"key": str(locked), "more_keys": (str(other),)}
+    with deaf_agent(monkeypatch) as heard:
+        with reach(sshd.address, tmp_path, key=str(locked), more_keys=(sshd.address.key,)) as machine:
+            assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
+        assert not heard
+        check_refusal(sshd.address, tmp_path, UsageError, "gives no answer: timed out; restart", key=str(locked))
+        check_refusal(sshd.address, tmp_path, AuthError, "gives no answer: timed out; restart", **keys)
+        assert set(heard) == {LIST}
+
+
+def test_an_agent_that_does_not_sign_in_time_is_named(sshd, tmp_path, agent, monkeypatch):
+    held, other = new_key(tmp_path / "held"), new_key(tmp_path / "other")
+    agent(held)
+    with deaf_agent(monkeypatch, to=os.environ["SSH_AUTH_SOCK"]) as heard:
+        said = f"the ssh-agent does not answer in time to sign with the key {held}.pub"
+        check_refusal(sshd.address, tmp_path, UsageError, said, key=f"{held}.pub")
+        check_refusal(sshd.address, tmp_path, AuthError, said, key=f"{held}.pub", more_keys=(str(other),))
+        assert set(heard) == {LIST, SIGN}
 
 
 @pytest.mark.day_cases(2)
