@@ -359,11 +359,11 @@ def _dial(address: Address) -> _CountingSocket:
 def _dial_proxy(command: str) -> _CountingSocket:
     """Return a socket to the stdin and stdout of a proxy, which ends when the socket is closed.
 
-    The command runs in the shell of the user, as ssh runs a ProxyCommand. Raises UsageError without this shell.
+    The command runs in the shell of the user, as ssh runs a ProxyCommand. An account of a service may have no shell.
     """
-    shell = os.environ.get("SHELL") or "/bin/sh"
-    if not shutil.which(shell):
-        raise UsageError(f"the shell {shell} of the variable SHELL does not exist, so the proxy cannot run: {command}")
+    shell = os.environ.get("SHELL", "")
+    if not shutil.which(shell) or os.path.basename(shell) in NO_SHELLS:
+        shell = "/bin/sh"
     ours, theirs = socket.socketpair()
     counted = _CountingSocket(ours.family, ours.type, ours.proto, fileno=ours.detach())
     counted.proxy_errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the socket)
@@ -373,6 +373,7 @@ def _dial_proxy(command: str) -> _CountingSocket:
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=counted.proxy_errors,
+            env={**os.environ, "SHELL": shell},  # for the commands of further jump hosts
             start_new_session=True,  # Ctrl-C ends the command and leaves the machine reachable for its last calls
         )
     return counted

@@ -484,8 +484,18 @@ def test_a_proxy_command_runs_in_the_shell_of_the_user(sshd, tmp_path, monkeypat
     relay = f"{sys.executable} {tmp_path}/relay.py {to.port} 100% 2> >(cat >/dev/null)"
     check_login(to, tmp_path, proxy=relay)
     assert mark.read_text() == "-c\n-c\n"
-    monkeypatch.setenv("SHELL", str(tmp_path / "absent"))
-    check_refusal(to, tmp_path, UsageError, f"the shell {tmp_path}/absent of the variable SHELL", proxy=relay)
+
+
+@pytest.mark.parametrize("shell", ["absent", "nologin", "false"])
+def test_an_account_without_a_shell_reaches_machines_behind_jump_hosts(sshd, tmp_path, monkeypatch, shell):
+    """A service has such an account; with several jump hosts, ssh runs a further ssh in the same shell."""
+    if shell != "absent":
+        (tmp_path / shell).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / shell).chmod(0o755)
+    monkeypatch.setenv("SHELL", str(tmp_path / shell))
+    proxy = resolve("deep", jump_config(tmp_path, sshd.address)).proxy
+    with reach(sshd.address, tmp_path, proxy=proxy) as machine:
+        assert machine.run(["printf", "%s", WORDS], timeout_s=60.0).stdout == WORDS
 
 
 def test_a_jump_host_that_refuses_is_no_machine_that_boots(sshd, tmp_path):
