@@ -144,9 +144,14 @@ def refuse_unusable(unusable: Sequence[InvalidEntry], word: str) -> None:
 def tell_unusable(unusable: Sequence[InvalidEntry]) -> None:
     """Log a warning for each entry with an error, once per process."""
     for one in unusable:
-        if one.why not in _told:
-            _told.add(one.why)
-            logging.getLogger(__name__).warning("%s; this entry is ignored", one.why)
+        _warn(f"{one.why}; this entry is ignored")
+
+
+def _warn(text: str) -> None:
+    """Log a warning once per process."""
+    if text not in _told:
+        _told.add(text)
+        logging.getLogger(__name__).warning("%s", text)
 
 
 def load(path: Path, home: Path | None = None) -> OwnMachines:
@@ -290,8 +295,15 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str], is_ty
     is_alias = host in known
     keys = [Path(os.path.expanduser(named))] if named else []
     _check_place(user or "user", host)
+    found = None
     if is_alias or ssh_include.can_ask():
-        found = ssh_include.resolve(host, config, port, "" if is_alias and not is_typed else user)
+        try:
+            found = ssh_include.resolve(host, config, port, "" if is_alias and not is_typed else user)
+        except ssh_include.NoConfiguration as error:
+            if is_alias:
+                raise
+            _warn(f"ssh rejects {config}: {error.reason}; addresses are used as written, and aliases cannot be used")
+    if found:
         host, user, port = found.host, found.user, found.port
         more = {"proxy": found.proxy, "certificates": found.certificates, "agent": found.agent}
         keys = keys if named and not is_alias else [*found.keys, *keys]

@@ -38,6 +38,14 @@ MOST_INCLUDES = 16  # ssh's own limit
 ANSWER_S = 10.0
 
 
+class NoConfiguration(UsageError):
+    """ssh rejects its configuration, or cannot show it, as Dropbear. `reason`: without the host."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"ssh -G {host}: {reason}")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class PodNames:
     """The ssh configuration file of a journal."""
@@ -214,23 +222,22 @@ def _flags(config: Path) -> tuple[str, ...]:
 def resolve(alias: str, config: Path, port: int | None = None, user: str = "") -> Resolved:
     """Resolve a host to address, user, port, keys and proxy, as `ssh` does.
 
-    `port`, `user`: override the configuration. Raises UsageError if ssh is missing, if ssh rejects the file, or for a
-    proxy that passes file descriptors.
+    `port`, `user`: override the configuration. Raises NoConfiguration if ssh rejects the file, and UsageError if ssh is
+    missing, if ssh does not answer in time, or for a proxy that passes file descriptors.
     """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, but ssh is not installed; give the address of the machine")
     given = [*(("-p", str(port)) if port else ()), *(("-l", user) if user else ())]
     # ssh replaces the tokens in the path of a socket, but not in the paths of keys.
-    line = ["ssh", "-G", *_flags(config), "-o", "ControlPath=%C", *given, "--", alias]
+    words, flags = ["-o", "ControlPath=%C", *given, "--", alias], _flags(config)
     try:
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S)
-    except subprocess.TimeoutExpired:  # a `Match exec` of the configuration
-        raise UsageError(
-            f"ssh -G {alias}: no answer in {ANSWER_S:g} s; check the `Match exec` lines of {config}"
-        ) from None
-    if done.returncode != 0:
-        raise UsageError(f"ssh -G {alias}: {' '.join(os.fsdecode(done.stderr).split())}")
-    said = [line.partition(" ")[::2] for line in os.fsdecode(done.stdout).split("\n")]
+        said = _answer(flags, words, config)
+    except NoConfiguration:
+        if flags or not config.is_file():
+            raise
+        # Without -F, ssh rejects a file of another owner, as in a container, or that others may write.
+        flags = ("-F", str(config))
+        said = _answer(flags, words, config)
     values = dict(reversed(said))
     host, port, user, local = values["hostname"], int(values["port"]), values["user"], socket.gethostname()
     home = str(config.parent.parent if config.parent.name == ".ssh" else Path.home())
@@ -249,7 +256,7 @@ def resolve(alias: str, config: Path, port: int | None = None, user: str = "") -
     keys = tuple(map(Path, paths("identityfile")))
     found = Resolved(host, user, port, keys, certificates=certificates, agent=agent)
     if jump:
-        return replace(found, proxy=_jump(jump, found, config))
+        return replace(found, proxy=_jump(jump, found, flags))
     if values.get("proxycommand", "none") == "none":
         return found
     if values.get("proxyusefdpass") == "yes":
@@ -257,13 +264,30 @@ def resolve(alias: str, config: Path, port: int | None = None, user: str = "") -
     return replace(found, proxy=_expand(values["proxycommand"], tokens))
 
 
+def _answer(flags: Sequence[str], words: Sequence[str], config: Path) -> list[tuple[str, str]]:
+    """Return the lines of `ssh -G` as keywords and values."""
+    try:
+        done = subprocess.run(
+            ["ssh", "-G", *flags, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S
+        )
+    except subprocess.TimeoutExpired:  # a `Match exec` of the configuration
+        raise UsageError(
+            f"ssh -G {words[-1]}: no answer in {ANSWER_S:g} s; check the `Match exec` lines of {config}"
+        ) from None
+    said = [(key, value) for key, _, value in (line.partition(" ") for line in os.fsdecode(done.stdout).split("\n"))]
+    if done.returncode != 0 or not {"hostname", "port", "user"} <= {key for key, _ in said}:
+        reason = " ".join(os.fsdecode(done.stderr).split())
+        raise NoConfiguration(words[-1], reason or "the answer names no host, port and user")
+    return said
+
+
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
     return re.sub(r"%.", lambda one: tokens.get(one[0], one[0]), text)
 
 
-def _jump(jumps: str, to: Resolved, config: Path) -> str:
+def _jump(jumps: str, to: Resolved, flags: Sequence[str]) -> str:
     """Return the `ssh` command that forwards its stdin and stdout through the jump hosts, as ssh does by itself."""
     *before, last = jumps.split(",")
-    words = ["ssh", *_flags(config), "-o", "BatchMode=yes", *(("-J", ",".join(before)) if before else ())]
+    words = ["ssh", *flags, "-o", "BatchMode=yes", *(("-J", ",".join(before)) if before else ())]
     last = last if last.startswith("ssh://") else f"ssh://{last}"
     return shlex.join([*words, "-W", f"[{to.host}]:{to.port}", "--", last])

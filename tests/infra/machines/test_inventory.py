@@ -285,19 +285,65 @@ def test_the_configuration_of_the_system_holds_as_for_ssh(tmp_path):
 def test_ssh_is_asked_for_every_host_and_chooses_the_files_itself_for_the_own_user(home, monkeypatch, is_own):
     """A script notes the words, and asks the real ssh."""
     (home / ".ssh/config").unlink()
-    (home / "bin").mkdir()
-    words, ssh = home / "words", shutil.which("ssh")
-    (home / "bin/ssh").write_text(f'#!/bin/sh\necho "$*" >> {words}\nexec {ssh} -F none "$@"\n')
-    (home / "bin/ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+    words = home / "words"
+    ssh_script(home, monkeypatch, f'echo "$*" >> {words}\nexec SSH -F none "$@"')
     if is_own:
         monkeypatch.setattr(ssh_include, "_own_home", lambda: str(home))
     load(home, "p: {hosts: [1.1.1.1, {ip: n1.lab, user: ann, port: 5}]}")
     files = "" if is_own else "-F none "
-    assert words.read_text().splitlines() == [
+    assert sorted(words.read_text().splitlines()) == [
         f"-G {files}-o ControlPath=%C -- 1.1.1.1",
         f"-G {files}-o ControlPath=%C -p 5 -l ann -- n1.lab",
     ]
+
+
+def ssh_script(home, monkeypatch, script):
+    """Put a script before ssh; in the script, SSH is the real ssh."""
+    (home / "bin").mkdir()
+    (home / "bin/ssh").write_text(f"#!/bin/sh\n{script.replace('SSH', shutil.which('ssh'))}\n")
+    (home / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_a_configuration_of_another_owner_is_used(home, monkeypatch):
+    """ssh rejects such a file unless the file is named."""
+    bad = "echo Bad owner or permissions >&2; exit 255"
+    ssh_script(home, monkeypatch, f'case "$2" in -F) exec SSH "$@";; *) {bad};; esac')
+    monkeypatch.setattr(ssh_include, "_own_home", lambda: str(home))
+    box, far, plain = load(home, f"p: {{user: me, identity_file: {home}/pool, hosts: [box, far, 1.1.1.1]}}")
+    assert [reached(one) for one in (box, plain)] == ["boxer@9.9.9.9:77 boxkey", "me@1.1.1.1:22 pool"]
+    assert far.address.proxy.startswith(f"ssh -F {home}/.ssh/config ")
+
+
+REJECTIONS = {
+    "option": ("", "Bad configuration option: usekeychain"),
+    "always": ("echo no such file >&2; exit 255", "no such file"),
+    "dropbear": ("echo Dropbear; exit 0", "the answer names no host, port and user"),
+}
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+@pytest.mark.parametrize("kind", REJECTIONS)
+def test_a_configuration_that_ssh_rejects_is_an_error_of_the_aliases_alone(home, monkeypatch, caplog, kind):
+    """The real ssh rejects an option of macOS; scripts stand for other failures."""
+    script, said = REJECTIONS[kind]
+    if script:
+        ssh_script(home, monkeypatch, script)
+    else:
+        (home / ".ssh/config").open("a").write("Host github.com\n  UseKeychain yes\n")
+    monkeypatch.setattr(inventory, "_told", set())
+    path = home / "pools.yaml"
+    path.write_text(f"p: {{user: me, identity_file: {home}/pool, hosts: [1.1.1.1, box, {{ip: n1.lab, port: 5}}]}}")
+    found = inventory.load(path, home)
+    assert [reached(one) for one in found.hosts] == ["me@1.1.1.1:22 pool", "me@n1.lab:5 pool"]
+    (bad,) = found.unusable
+    assert bad.name == "box" and "ssh -G box: " in bad.why and said in bad.why
+    (warning,) = caplog.messages
+    assert said in warning and "addresses are used as written" in warning
+    assert reached(inventory.reach("ann@1.1.1.2", home / "none", home)) == "ann@1.1.1.2:22 id_rsa"
 
 
 def test_a_process_without_an_account_takes_hosts_as_written(home, monkeypatch):
