@@ -43,12 +43,11 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
     machine; a prefix of pod names. Raises UsageError for a word without a match.
     """
     live = [op for op in journal.ops(live=True) if not op.detached]  # detached pods were given up
-    own = inventory.load(settings.pools) if settings.pools.exists() else inventory.OwnMachines()
     found: dict[str, TargetMachine] = {}
     for op in live if everything else ():
         found[op.run] = _pod(op, settings)
     for word in words:
-        found |= {one.name: one for one in _named(word, live, own, journal, settings)}
+        found |= {one.name: one for one in _named(word, live, journal, settings)}
     if not found:
         raise UsageError("no pod exists; run: inv pod.create, or name own machines (see: inv pool.list)")
     return list(found.values())
@@ -87,9 +86,11 @@ def _by_settings(words: Sequence[str]) -> list[TargetMachine]:
         return find(words, not words, journal, settings)
 
 
-def _named(
-    word: str, live: Sequence[Op], own: inventory.OwnMachines, journal: Journal, settings: Settings
-) -> list[TargetMachine]:
+def _own(settings: Settings, word: str = "") -> inventory.OwnMachines:
+    return inventory.load(settings.pools, word=word) if settings.pools.exists() else inventory.OwnMachines()
+
+
+def _named(word: str, live: Sequence[Op], journal: Journal, settings: Settings) -> list[TargetMachine]:
     ways: tuple[Callable[[Op], bool], ...] = (
         lambda op: word in (op.run, run_rows.run_of(op)),
         lambda op: word == op.pod_set,
@@ -98,6 +99,7 @@ def _named(
     for is_meant in ways:
         if ops := [op for op in live if word and is_meant(op)]:
             return [_pod(op, settings) for op in ops]
+    own = _own(settings, word)  # ssh is asked about these machines
     if hosts := [host for host in own.hosts if word in (host.pool, host.place, host.name)]:
         connect = connections(settings)
         inventory.tell_unusable(own.select_unusable(word))
@@ -108,6 +110,7 @@ def _named(
         raise UsageError(f"{word} has ended and has no machine")
     inventory.refuse_unusable(own.unusable, word)
     known = [*(op.run for op in live), *(op.pod_set for op in live), *(op.service for op in live)]
+    own = _own(settings)
     known = sorted({*known, *(host.pool for host in own.hosts), *(host.place for host in own.hosts)} - {""})
     near = difflib.get_close_matches(word, known, 3) or known[:MOST_NAMED]
     raise UsageError(f"{word!r} not found; available: {', '.join(near) or 'none yet'}")

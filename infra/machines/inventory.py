@@ -20,13 +20,14 @@ import getpass
 import logging
 import os
 import re
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.names import check_name
 from infra.records import Address
 from infra.transport import ssh_include
@@ -38,6 +39,8 @@ POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
 HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 WORDS = ("user",)  # text, even if YAML reads 0042 as a number
 NO_PASSWORDS = "passwords are not supported: set identity_file to a private key, and remove password"
+MOST_QUESTIONS = 32  # processes of ssh at a time
+LOAD_S = 30.0  # seconds for the questions about all machines
 KEY_NAMES = ("id_ed25519", "id_ed25519_sk", "id_ecdsa", "id_ecdsa_sk", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}|[0-9A-Fa-f.]{0,4}:[0-9A-Fa-f:.]{1,44}%[A-Za-z0-9._-]{1,64}")
 _told: set[str] = set()
@@ -154,12 +157,14 @@ def _warn(text: str) -> None:
         logging.getLogger(__name__).warning("%s", text)
 
 
-def load(path: Path, home: Path | None = None) -> OwnMachines:
-    """Load an inventory file; `home` is the parent of `.ssh`.
+def load(path: Path, home: Path | None = None, word: str = "") -> OwnMachines:
+    """Load an inventory file; `home` is the parent of `.ssh`. `word`: leave out machines that the word does not name.
 
-    Raises UsageError for a missing file and for a file without pools.
+    ssh is asked about each machine, which may take seconds. Raises UsageError for a missing file and for a file without
+    pools.
     """
     from infra import strict_yaml
+    from infra.machines.host_memory import map_parallel
 
     try:
         document = strict_yaml.read(path, WORDS)
@@ -173,20 +178,42 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
         raise UsageError(f"{path}: expected `POOL:` with `hosts:` below")
     ssh = (home or Path.home()) / ".ssh"
     known = set(ssh_include.aliases(ssh / "config"))
-    hosts: list[Host] = []
-    unusable: list[InvalidEntry] = []
+    wanted: list[tuple[Any, Any]] = []
+    wrong: dict[Any, str] = {}
     for pool, body in document.items():
         try:
-            entries = _entries(path, pool, body)
+            wanted += [(pool, entry) for entry in _entries(path, pool, body) if _may_name(word, pool, entry)]
         except UsageError as error:
-            unusable.append(InvalidEntry(str(pool), "", str(error)))
-            continue
-        for entry in entries:
-            try:
-                hosts.append(_host(f"{path}: pool {pool}", pool, body, entry, ssh, known, hosts))
-            except UsageError as error:
-                unusable.append(InvalidEntry(pool, _name_of(entry), str(error)))
-    return OwnMachines(tuple(hosts), tuple(unusable))
+            wrong[pool] = str(error)
+            wanted.append((pool, None))
+    turns = threading.Semaphore(MOST_QUESTIONS)
+
+    def answer(one: tuple[Any, Any]) -> Host | None:
+        pool, entry = one
+        if pool in wrong:
+            return None
+        if not turns.acquire(timeout=LOAD_S):
+            raise SlipwayError(f"no answer in {LOAD_S:g} s")
+        try:
+            return _host(f"{path}: pool {pool}", pool, document[pool], entry, ssh, known)
+        finally:
+            turns.release()
+
+    hosts: dict[str, Host] = {}
+    unusable: list[InvalidEntry] = []
+    for (pool, entry), found in zip(wanted, map_parallel(answer, wanted, LOAD_S), strict=True):
+        name, where = _name_of(entry), f"{path}: pool {pool}, host {_name_of(entry)}"
+        if found is None:
+            unusable.append(InvalidEntry(str(pool), "", wrong[pool]))
+        elif isinstance(found, SlipwayError):
+            why = str(found) if isinstance(found, UsageError) else f"{where}: ssh -G: {found}"
+            unusable.append(InvalidEntry(pool, name, why))
+        elif found.place in hosts:
+            why = f"{where}: this machine is listed twice; the first entry counts"
+            unusable.append(InvalidEntry(pool, name, why))
+        else:
+            hosts[found.place] = found
+    return OwnMachines(tuple(hosts.values()), tuple(unusable))
 
 
 def reach(word: str, pools: Path, home: Path | None = None) -> Host:
@@ -195,7 +222,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     Write IPv6 addresses in brackets: [2001:db8::7]:22. Raises UsageError.
     """
     with contextlib.suppress(UsageError):  # no inventory, or no such machine in the inventory
-        return load(pools, home).find(word)
+        return load(pools, home, word).find(word)
     found = _REACH.fullmatch(word)
     if found is None:
         raise UsageError(f"{word!r} is not a machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
@@ -233,15 +260,13 @@ def _name_of(entry: Any) -> str:
     return name if isinstance(name, str) and name.isprintable() else "?"
 
 
-def _host(
-    where: str,
-    pool: str,
-    defaults: Mapping[str, Any],
-    entry: Any,
-    ssh: Path,
-    known: Collection[str],
-    before: Sequence[Host],
-) -> Host:
+def _may_name(word: str, pool: str, entry: Any) -> bool:
+    """Return whether a word may name an entry, with or without the port and the pool."""
+    name = _name_of(entry)
+    return word in ("", pool) or name == "?" or word.startswith((name, f"{pool}/{name}"))
+
+
+def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: Path, known: Collection[str]) -> Host:
     own = {"ip": entry} if isinstance(entry, str) else entry
     name = "?" if isinstance(own, UsageError) else own.get("ip", "?") if isinstance(own, dict) else own
     where = f"{where}, host {name}"
@@ -271,8 +296,6 @@ def _host(
         )
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    if host.place in [one.place for one in before]:
-        raise UsageError(f"{where}: this machine is listed twice; the first entry counts")
     return host
 
 

@@ -10,7 +10,9 @@ from infra.settings import Settings
 
 def select_machines(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.InvalidEntry]]:
     """Return the matching machines, and the unusable inventory entries. Raises UsageError."""
-    own = inventory.load(settings.pools)
+    own = inventory.load(settings.pools, word=word)  # ssh is asked about these machines
+    if not own.hosts and not own.select_unusable(word):
+        own = inventory.load(settings.pools)  # for the names in the error
     unusable = own.select_unusable(word)
     is_only = unusable and not any(word in ("", one.pool, one.place, one.name) for one in own.hosts)
     return (() if is_only else own.select(word)), unusable

@@ -53,6 +53,11 @@ def test_a_word_is_the_first_matching_kind_and_each_machine_appears_once(named, 
     assert named(*words) == names
 
 
+def test_the_inventory_is_not_read_for_words_of_pods(named, monkeypatch):
+    monkeypatch.setattr(targets.inventory, "load", None)
+    assert named("colours", "chat-a") == ["red-1", "red-2", "chat-a"] and named(all=True) == list(OWNERS)
+
+
 def test_all_means_every_pod_and_an_unknown_word_is_refused_with_close_matches(named):
     assert named(all=True) == list(OWNERS)
     with pytest.raises(UsageError, match="'color' not found; available: colours"):

@@ -346,6 +346,58 @@ def test_a_configuration_that_ssh_rejects_is_an_error_of_the_aliases_alone(home,
     assert reached(inventory.reach("ann@1.1.1.2", home / "none", home)) == "ann@1.1.1.2:22 id_rsa"
 
 
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_ssh_is_asked_about_many_machines_at_the_same_time(home, monkeypatch):
+    """Each process waits for all others."""
+    marks, script = home / "marks", "mkdir -p MARKS/$$; while [ $(ls MARKS | wc -l) -lt 8 ]; do sleep 0.1; done"
+    ssh_script(home, monkeypatch, f'{script.replace("MARKS", str(marks))}\nexec SSH "$@"')
+    hosts = ", ".join(f"1.1.1.{number}" for number in range(8))
+    assert len(load(home, f"p: {{identity_file: {home}/pool, hosts: [{hosts}]}}")) == 8
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+def test_all_questions_to_ssh_have_one_time_limit(home, monkeypatch):
+    monkeypatch.setattr(inventory, "LOAD_S", 1.0)
+    monkeypatch.setattr(inventory, "MOST_QUESTIONS", 2)
+    monkeypatch.setattr(ssh_include, "ANSWER_S", 3.0)
+    ssh_script(home, monkeypatch, "exec sleep 30")
+    path = home / "pools.yaml"
+    path.write_text(f"p: {{identity_file: {home}/pool, hosts: [{', '.join(f'1.1.1.{n}' for n in range(9))}]}}")
+    found = inventory.load(path, home)
+    assert not found.hosts
+    assert [one.why for one in found.unusable] == [
+        f"{path}: pool p, host 1.1.1.{number}: ssh -G: no answer in 1 s" for number in range(9)
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh")
+@pytest.mark.parametrize(
+    ("word", "asked"),
+    [
+        ("1.1.1.1", ["1.1.1.1", "1.1.1.1"]),
+        ("a/1.1.1.1", ["1.1.1.1"]),
+        ("1.1.1.2:5", ["1.1.1.2"]),
+        ("1.1.1.2", ["1.1.1.2"]),
+        ("b", ["1.1.1.1", "1.1.1.3"]),
+        ("red-1", []),
+        ("", ["1.1.1.1", "1.1.1.1", "1.1.1.2", "1.1.1.3"]),
+    ],
+)
+def test_ssh_is_asked_about_the_machines_that_a_word_names(home, monkeypatch, word, asked):
+    words = home / "words"
+    words.touch()
+    ssh_script(home, monkeypatch, f'for one in "$@"; do :; done; echo "$one" >> {words}; exec SSH "$@"')
+    path, key = home / "pools.yaml", f"identity_file: {home}/pool"
+    path.write_text(
+        f"a: {{{key}, hosts: [1.1.1.1, {{ip: 1.1.1.2, port: 5}}]}}\nb: {{{key}, hosts: [1.1.1.1, 1.1.1.3]}}\n"
+    )
+    inventory.load(path, home, word)
+    assert sorted(words.read_text().splitlines()) == asked
+
+
 def test_a_process_without_an_account_takes_hosts_as_written(home, monkeypatch):
     """ssh refuses such a process, as in a container with a random number of the user."""
     monkeypatch.undo()  # also of the marks of this test
