@@ -15,6 +15,7 @@ OF_HELD_PODS = "infra.selection.held_machines:HeldPods"  # loaded by path, as in
 
 _open: dict[tuple[str, ...], Provider] = {}
 _turn = threading.Lock()
+_turns: dict[tuple[str, ...], threading.Lock] = {}
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
@@ -51,12 +52,15 @@ def provider(settings: Settings, name: str) -> Provider:
         *keys,
     )
     with _turn:
-        if about not in _open:
+        own_turn = _turns.setdefault(about, threading.Lock())
+    with own_turn:  # an inventory may take long to open, and delays no other provider
+        if (found := _open.get(about)) is None:
             found = open_provider(name, settings)
-            if len(_open) >= MOST_OPEN:
-                _open.pop(next(iter(_open)))
-            _open[about] = found
-        return _open[about]
+            with _turn:
+                _open[about] = found
+                if len(_open) > MOST_OPEN:
+                    _open.pop(next(iter(_open)))
+        return found
 
 
 def names(settings: Settings, chosen: str) -> tuple[str, ...]:

@@ -1,5 +1,8 @@
 """Providers by name, including providers of packs, and the answer for a missing pack."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from infra.errors import MissingKey, UsageError
@@ -32,6 +35,31 @@ def test_a_provider_of_a_pack_is_opened_once_by_name(settings, monkeypatch):
     found = registry.provider(settings, "queue")
     assert isinstance(found, Queue) and registry.provider(settings, "queue") is found
     assert inventory("queue", settings) is None
+
+
+class Slow(Queue):
+    """A provider that takes long to open, as an inventory about which ssh is asked."""
+
+    may_open = threading.Event()
+
+    @staticmethod
+    def from_settings(settings: Settings) -> "Slow":
+        assert Slow.may_open.wait(60)
+        return Slow()
+
+
+def test_a_provider_that_takes_long_to_open_delays_no_other_provider(settings, monkeypatch):
+    entries = {"slow": PackProvider(where=f"{__name__}:Slow"), "queue": PackProvider(where=f"{__name__}:Queue")}
+    monkeypatch.setattr(packs, "installed", lambda: {"line": Pack(name="line", about="x", providers=entries)})
+    with ThreadPoolExecutor() as pool:
+        slow = [pool.submit(registry.provider, settings, "slow") for _ in range(2)]
+        try:
+            assert isinstance(pool.submit(registry.provider, settings, "queue").result(30), Queue)
+            assert not any(one.done() for one in slow)
+        finally:
+            Slow.may_open.set()
+        first, second = (one.result(30) for one in slow)
+    assert first is second
 
 
 def test_a_provider_of_a_missing_pack_names_the_pack_and_counts_as_not_rented(settings, monkeypatch, tmp_path):
