@@ -84,16 +84,14 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
     """
     from email.utils import parsedate_to_datetime
 
-    def time_of(name: str) -> float:
-        return parsedate_to_datetime(headers[name]).timestamp()
-
     said = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", said):
         return float(said)
     if said:
         try:
             # The clock of this machine may be wrong, so the date of the answer goes first.
-            return max(0.0, time_of("retry-after") - (time_of("date") if "date" in headers else time.time()))
+            now_s = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
+            return max(0.0, parsedate_to_datetime(said).timestamp() - now_s)
         except (ValueError, OverflowError, TypeError, IndexError):
             return None
     spent = _SPENT.search(headers.get("ratelimit", ""))

@@ -51,9 +51,7 @@ def provider(settings: Settings, name: str) -> Provider:
         settings.extensions,
         *keys,
     )
-    with _turn:
-        own_turn = _turns.setdefault(about, threading.Lock())
-    with own_turn:  # an inventory may take long to open, and delays no other provider
+    with _turns.setdefault(about, threading.Lock()):  # an inventory may take long to open, and delays no other provider
         if (found := _open.get(about)) is None:
             found = open_provider(name, settings)
             with _turn:
