@@ -11,11 +11,14 @@ from tests.needs import PRIVILEGE, needs
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mount a file system of 2 MB. Root bypasses permission bits and quotas, so a mount is necessary."""
+    """Mount a file system of 4 MB, with room for two compiled agents.
+
+    Root bypasses permission bits and quotas, so a mount is necessary.
+    """
     folder = tmp_path / "disk"
     folder.mkdir()
     needs(PRIVILEGE)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)
 

