@@ -45,8 +45,6 @@ gc.set_threshold(50_000)
 # No test writes to the user's own cache. A process that a test left behind can write during the removal.
 CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True)
 NUMBERS = itertools.count()
-# Workers of the default tier take about 6 GB, and temporary files of their tests less than 4 GB.
-MEMORY_BYTES = 14 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +84,8 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Slowest())
         config.pluginmanager.register(Failures(config))
-        # Workers inherit the variable. On a disk, tests wait for journals and removed folders.
-        is_small = config.getoption("--fast") or available_memory_bytes() > MEMORY_BYTES
-        if is_small and "not nightly" in config.option.markexpr and os.access("/dev/shm", os.W_OK):
+        # In memory, also of workers: on a disk, fast tests wait for journals and removed folders a third of their time.
+        if config.getoption("--fast") and os.access("/dev/shm", os.W_OK):
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
     # A busy machine draws slowly: no test may depend on a duration.
     calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -108,15 +105,6 @@ def pytest_configure(config):
     if getattr(config.option, "numprocesses", None):
         modules = [one for one in Path(__file__).parent.rglob("test_*.py") if not is_left_out(one, config)]
         config.pluginmanager.register(Compiler(config, modules))
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that programs can still take; 0 if the system does not report the number."""
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(one.split()[1]) * 1024 for one in lines if one.startswith("MemAvailable:")), 0)
 
 
 def is_left_out(module, config):

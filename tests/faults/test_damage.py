@@ -120,7 +120,7 @@ def test_the_plan_reports_a_store_on_a_read_only_disk(world, disk):
 
 
 def test_a_push_onto_a_full_disk_reports_it_and_continues_when_there_is_room(tmp_path, disk):
-    root, dest = checkout(tmp_path / "checkout", ballast_bytes=3_000_000), make_pod(disk / "pod")
+    root, dest = checkout(tmp_path / "checkout", ballast_bytes=6_000_000), make_pod(disk / "pod")
     with pytest.raises(SlipwayError, match="push to .*: .*No space left on device") as failure:
         push(ThisMachine(), root, dest, TOKEN)
     assert "Traceback" not in str(failure.value) and not list(dest.rglob("*.draft"))

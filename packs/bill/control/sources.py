@@ -84,7 +84,8 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             is_held=_kind_of(op) == "hold",
         )
         spans = spans_of(records)
-        for one in first_nodes if op.rank else ():
+        # A pod that ended within its first second has no spans.
+        for one in (node for node in first_nodes if node.spans) if op.rank and spans else ():
             if one.spans[0].begin < spans[-1].end and spans[0].begin < one.spans[-1].end:
                 spans = of_first_node(spans, one.spans)
         pod = PodBill(

@@ -246,7 +246,7 @@ def test_certificate_and_agent_of_the_ssh_configuration_are_used(tmp_path, agent
                 machine.run(["true"], timeout_s=60.0)
 
 
-@pytest.mark.day_cases(4)
+@pytest.mark.day_cases(2)
 @pytest.mark.parametrize("kind", ["rsa-PEM", "ecdsa", "rsa-PKCS8", "ed25519", "rsa", "ecdsa-PEM", "ecdsa-PKCS8"])
 def test_a_key_of_each_kind_and_format_is_used_or_named_as_refused(sshd, tmp_path, kind):
     key = new_key(tmp_path / "key", kind)
@@ -288,7 +288,8 @@ def test_keys_are_offered_in_order_until_the_machine_accepts_one(sshd, tmp_path,
     )
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.day_cases(1)
+@pytest.mark.parametrize("number", [2, 1])
 def test_a_machine_that_counts_attempts_refuses_the_keys_and_is_reachable(tmp_path, number):
     keys = [str(new_key(tmp_path / f"key{one}")) for one in range(number)]
     with loopback(tmp_path, options=["-o", f"MaxAuthTries={number}"]) as host:
@@ -486,6 +487,7 @@ def test_a_proxy_command_runs_in_the_shell_of_the_user(sshd, tmp_path, monkeypat
     assert mark.read_text() == "-c\n-c\n"
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize("shell", ["absent", "nologin", "false"])
 def test_an_account_without_a_shell_reaches_machines_behind_jump_hosts(sshd, tmp_path, monkeypatch, shell):
     """A service has such an account; with several jump hosts, ssh runs a further ssh in the same shell."""
