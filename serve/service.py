@@ -411,11 +411,14 @@ def is_hidden(name: str, value: str) -> bool:
     return len(value) >= SHORTEST_KEY and not _WORDS.search(value)
 
 
+_NOT_STORED = "the journal stores this file; write `{}:` without the value, and set the variable in .env"
+
+
 def _values_of_secrets(envs: Mapping[str, str]) -> Iterator[str]:
     """Yield a refusal for each value of a secret in `envs`: the journal stores the file of a service."""
     for name, value in envs.items():
         if is_hidden(name, value):
-            yield f"envs: {name}: write no value, but `{name}:`, and set the variable in .env"
+            yield f"envs: {name}: {_NOT_STORED.format(name)}"
 
 
 def _wrong_secrets(said: Mapping[str, Scalar] | Sequence[str]) -> Iterator[str]:
@@ -424,7 +427,7 @@ def _wrong_secrets(said: Mapping[str, Scalar] | Sequence[str]) -> Iterator[str]:
         if not _ENV.fullmatch(name):
             yield f"secrets: {name!r} is not the name of a variable"
         elif isinstance(said, Mapping) and said[name] is not None:
-            yield f"secrets: {name}: write no value, but `{name}:`, and set the variable in .env"
+            yield f"secrets: {name}: {_NOT_STORED.format(name)}"
 
 
 def _in_words(place: partial_records.Place) -> str:

@@ -124,7 +124,7 @@ def test_file_that_cannot_run_here_is_refused_before_anything_starts(world, tmp_
     for changed, why in (
         (text.replace(f"{tmp_path}/code/../a.txt", "s3://shelf/a"), "fetch s3://shelf/a in `setup` instead"),
         (text.replace("LAB_TOKEN: ", "ANY_KEY: "), "secrets: ANY_KEY has no value; set the variable in .env"),
-        (text + "secrets: {OTHER_TOKEN: abc}\n", "secrets: OTHER_TOKEN: write no value"),
+        (text + "secrets: {OTHER_TOKEN: abc}\n", "secrets: OTHER_TOKEN: the journal stores this file"),
     ):
         file.write_text(changed)
         done = world.run("serve.up", str(file), "--provider", "local", "--yes")

@@ -60,7 +60,11 @@ slipway: {{model: hf://user/repo, spend_limit: 5}}
         ("HF_TOKEN: , EOS_TOKEN: </s>", {"AUTH_TOKEN": "hush", "HF_TOKEN": "hf_1"}, ""),
         ("A: 1", {}, "secrets: AUTH_TOKEN has no value; set the variable in .env"),
         ("VLLM_API_KEY: ", {"AUTH_TOKEN": "hush"}, "VLLM_API_KEY: Slipway sets .* also from the readiness_probe"),
-        (f"HF_TOKEN: hf_{'1' * 20}", {"AUTH_TOKEN": "hush"}, "envs: HF_TOKEN: write no value, but `HF_TOKEN:`"),
+        (
+            f"HF_TOKEN: hf_{'1' * 20}",
+            {"AUTH_TOKEN": "hush"},
+            "envs: HF_TOKEN: the journal stores this file; write `HF_TOKEN:`",
+        ),
     ],
 )
 def test_engine_of_a_model_takes_the_secrets_of_a_file_by_name(tmp_path, monkeypatch, envs, environ, why):

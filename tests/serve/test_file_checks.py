@@ -43,7 +43,7 @@ LINES = {
     9: "70000 is not a port",
     10: "expected a number above 0",
     11: "move cpus from any_of to resources",
-    12: "secrets: A: write no value",
+    12: "secrets: A: the journal stores this file",
     14: "'B-C' is not the name of a variable",
     15: "no-such-folder does not exist",
     17: "fetch s3://shelf/a in `setup`",

@@ -62,7 +62,7 @@ def test_secrets_come_from_the_settings_and_the_shell_and_never_from_the_file(tm
         own_run.secrets(made(secrets=["NO_KEY", "LAB_TOKEN", "NO_WORD"]), settings)
     with pytest.raises(UsageError, match="secrets: RUNPOD_API_KEY: the key of an account never goes to a machine"):
         own_run.secrets(made(secrets=["RUNPOD_API_KEY"]), settings)
-    for wrong, why in (({"A_KEY": "x"}, "write no value"), ({"A=": None}, "not the name of a variable")):
+    for wrong, why in (({"A_KEY": "x"}, "without the value"), ({"A=": None}, "not the name of a variable")):
         with pytest.raises(UsageError, match=why):
             made(secrets=wrong)
 
@@ -101,7 +101,7 @@ def test_typed_variables_are_part_of_the_file_and_secrets_are_not_written_into_e
     path.write_text(said.format("large"))
     assert (service.load(path).probe.path, service.load(path, {"MODEL_NAME": "tiny"}).probe.path) == ("/large", "/tiny")
     path.write_text(f"envs: {{A_TOKEN: {'hush' * 4}}}\nservice: {{replicas: 1}}\nrun: serve\n")
-    with pytest.raises(UsageError, match="envs: A_TOKEN: write no value, but `A_TOKEN:`, and set the variable in .env"):
+    with pytest.raises(UsageError, match="envs: A_TOKEN: the journal stores this file; write `A_TOKEN:` without the"):
         service.load(path)
     path.write_text("envs: {MAX_TOKENS: 512, TOKENIZER: lab/tiny, A_TOKEN: ''}\nservice: {replicas: 1}\nrun: serve\n")
     assert service.load(path).envs["MAX_TOKENS"] == "512"

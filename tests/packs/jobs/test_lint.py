@@ -110,16 +110,6 @@ def test_call_of_a_program_that_machines_lack_is_found_by_lint_and_plan(tmp_path
         "run: command -v docker && docker run a || bash a.sh",
         "run: |\n  if [ -f ~/sky_templates/ray/start_cluster ]; then\n    ~/sky_templates/ray/start_cluster\n  fi",
         "run: ~/sky_templates/ray/start_cluster || bash ray.sh",
-    ],
-)
-def test_scripts_that_need_no_missing_program_pass(tmp_path, text):
-    (tmp_path / "job.yaml").write_text(text)
-    assert lint(tmp_path / "job.yaml") == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         'run: echo "$SKYPILOT_NODE_IPS" | head -n1',
         "run: ray start --head --port=6379",
         "run: |\n  # ray stop would be wrong\n  pkill -f 'ray start --head --port=6379'",
