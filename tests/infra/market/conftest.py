@@ -1,12 +1,11 @@
 """Fixtures for the tests of the vendors: keys, a mark, a rehearsal with a user."""
 
 import contextlib
+import os
 import signal
 
 import pytest
 
-from infra.agent.process import is_alive, send
-from infra.ledger.leases import SUPERVISOR
 from infra.names import new_token
 from infra.providers.by_name import open_market
 from infra.providers.pod_keys import PodKeys
@@ -48,8 +47,9 @@ def rehearsal(shared):
         for pod in market.list():
             market.delete(pod.pod_id)
     until(lambda: not shared.running(), "a world at rest")
-    with shared.journal() as journal:
-        supervisor = journal.leases.holder(SUPERVISOR)
-    if supervisor:  # started by a command; would also follow the pods of the next test
-        send(supervisor, signal.SIGTERM)
-        until(lambda: not is_alive(supervisor), "the end of the supervisor")
+    # A command starts a supervisor without waiting for the supervisor's lease. The supervisor would settle pods of the
+    # next test.
+    for pid in (supervisors := shared.supervisors()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    until(lambda: not supervisors & shared.supervisors(), "the end of the supervisor")

@@ -8,6 +8,7 @@ import httpx
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
 from infra.settings import Settings
+from tests.processes import command_line
 from tests.world import World
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +70,10 @@ class Rehearsal:
 
     def truth(self):
         return {pod["id"]: pod for pod in self.world.truth()["pods"]}
+
+    def supervisors(self):
+        """Return the process ids of this user's supervisors, including a supervisor without a lease yet."""
+        return {pid for pid in self.user.processes() if b"scripts.runs.supervisor" in command_line(pid)}
 
     def running(self):
         return {name for name, pod in self.truth().items() if pod["state"] in ("booting", "running")}
