@@ -39,8 +39,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Python's default threshold of 700 objects costs seconds per worker: each collection scans all imported modules.
-gc.set_threshold(50_000)
+# Each garbage collection scans all imported modules, which costs seconds per worker during the collection of tests.
+gc.set_threshold(1_000_000)
 
 # No test writes to the user's own cache. A process that a test left behind can write during the removal.
 CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True)
@@ -153,6 +153,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # the modules and the collected tests stay until the end
+    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture

@@ -105,6 +105,7 @@ def test_unrelated_change_keeps_the_environment(checkout):
     assert checkout.made() == made
 
 
+@pytest.mark.nightly
 def test_changed_pin_recreates_the_environment(checkout):
     made = checkout.made()
     with (checkout.root / "constraints" / "control.txt").open("a") as file:
@@ -114,6 +115,7 @@ def test_changed_pin_recreates_the_environment(checkout):
     assert checkout.made() > made
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lost", ["bin/inv", "bin/python"])
 def test_broken_environment_is_repaired(checkout, lost):
     (checkout.venv / lost).unlink()
@@ -121,6 +123,7 @@ def test_broken_environment_is_repaired(checkout, lost):
     assert (checkout.venv / lost).exists()
 
 
+@pytest.mark.nightly
 def test_killed_bootstrap_leaves_no_environment_that_looks_finished(checkout):
     shutil.rmtree(checkout.venv)
     with checkout.start("config") as process:
@@ -246,6 +249,7 @@ def test_cache_owned_by_root_is_named_with_the_fix(checkout, tmp_path):
     assert f"belongs to nobody, and you are root; run: sudo chown -R root {cache}" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_problem_in_env_file_is_reported_once_with_file_and_line(checkout):
     file = checkout.root / ".env"
     file.write_text("# mine\n\nRUNPOD_API_KEY: forgotten-1\nSLIPWAY_PROFILE=tiny\nHF_TOKEN=hf_canary\n")

@@ -112,6 +112,7 @@ def test_timeout_ends_the_command_but_not_background_processes(world):
     until(lambda: not processes(mark), "their end")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_custom_tasks_reach_pods_by_name(world):
     """Run the examples as their first lines say, from a different folder."""

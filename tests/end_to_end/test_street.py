@@ -174,6 +174,7 @@ def test_model_can_chat_and_be_exported(done, tmp_path):
     assert again.stderr == f"inv export: {tmp_path / 'hf'} exists already\n"
 
 
+@pytest.mark.nightly
 def test_model_is_measured(done):
     scores = done[0].json("eval")
     assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
@@ -248,6 +249,7 @@ def test_seed_zero_is_accepted(done):
     assert done[0].json("launch", "--seed", "0", "--dry-run")["steps"] == ["base", "mid", "sft"]
 
 
+@pytest.mark.nightly
 def test_text_path_may_be_relative_to_the_current_folder(world, tmp_path):
     (tmp_path / "corpus.txt").write_text("some words\n" * 400)
     source = os.path.relpath(tmp_path / "corpus.txt", ROOT)
@@ -364,6 +366,7 @@ def test_launch_during_a_run_follows_it_or_names_the_flags_that_differ(ready):
     world.inv("down", run)
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("page")
 def test_down_ends_a_run_and_resume_continues_it(ready):
     world = ready

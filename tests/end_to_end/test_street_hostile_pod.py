@@ -41,6 +41,7 @@ def run_to_its_end(world: World, words: list[str]) -> None:
     assert launch.returncode == 0, f"{out}\n{err}"
 
 
+@pytest.mark.nightly
 def test_log_named_like_a_record_removes_no_folder_of_the_laptop(world, tmp_path):
     for name in ("thesis", "photos"):
         (tmp_path / name).mkdir()

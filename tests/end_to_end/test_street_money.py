@@ -76,6 +76,7 @@ def test_run_that_needs_more_than_its_limit_warns_after_twenty_steps(user):
     assert user.status()["long"]["beyond_limit"] is None
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("jobs")
 def test_resume_shows_the_machine_and_asks(user):
     words = ("-n", "calm", "--spend-limit", "4", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)

@@ -176,6 +176,7 @@ def renter(tmp_path):
     attach.stop(user.base)
 
 
+@pytest.mark.nightly
 @pytest.mark.pack("bits")
 def test_sweep_with_a_key_shows_its_cost_and_asks_before_renting(renter):
     user, path = renter

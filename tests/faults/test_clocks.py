@@ -289,6 +289,7 @@ def test_a_pod_with_a_set_clock_ends_at_its_limit(tmp_path, pod, rounds):
         made.end()
 
 
+@pytest.mark.nightly
 @needs_faketime
 @pytest.mark.parametrize("shift_h", [-11, 11])
 def test_clock_rig_rejects_a_guard_that_trusts_the_wall_clock(tmp_path, pod, shift_h):

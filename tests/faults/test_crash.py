@@ -61,6 +61,7 @@ def test_one_of_eight_concurrent_launches_wins_and_makes_one_machine(rounds):
     assert done.returncode == 0 and f"{rounds} rounds" in done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("race", "rounds", "bad", "why"),
     [

@@ -175,7 +175,7 @@ def test_journal_rig_rejects_code_that_ends_unknown_pods(here, tmp_path):
         lose_journals(here, tmp_path, 1, known_bad.forget_that_rows_were_lost)
 
 
-@rounds(3, 100)
+@rounds(1, 100)
 def test_a_full_disk_loses_no_pod(rounds):
     done = rig("crash", "--full", "--trials", str(rounds))
     assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates" in done.stdout

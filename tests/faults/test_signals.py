@@ -19,7 +19,7 @@ def test_every_signal_at_every_point():
     assert done.returncode == 0 and "every pod is at work, proven gone, or named" in done.stdout
 
 
-@pytest.mark.day_cases(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("bad", "kind", "why"),
     [("Deaf", "TERM", "exit code -15"), ("TornOff", "INT", "one signal leaves behind"),

@@ -14,6 +14,7 @@ def test_a_process_does_not_act_on_old_knowledge_after_a_sleep(rounds):
     assert done.returncode == 0 and f"{rounds} sleeps, 0 stale writes" in done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("bad", "meanwhile", "why"),
     [("Forgiving", "ended and swept", "stale"), ("Believing", "taken over", "that another process keeps")],

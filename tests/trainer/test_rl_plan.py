@@ -264,7 +264,7 @@ pathlib.Path(sys.argv[1], own["LOCAL_RANK"]).write_text(json.dumps(own))
 """
 
 
-@pytest.mark.day_cases(2)
+@pytest.mark.day_cases(1)
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("seen", "words", "training", "answering", "over", "each"),

@@ -77,6 +77,7 @@ def test_job_of_two_nodes_runs_here_and_its_secret_is_written_only_once(world, t
         assert Job.from_json(rows[-1].job).steps[-1].together
 
 
+@pytest.mark.nightly
 def test_followed_job_prints_its_output_once(world):
     done = world.run("launch", "--cmd", "echo half; echo whole; exit 3", "--provider", "local", "-n", "loud", "--yes")
     assert (done.stdout, done.returncode) == ("half\nwhole\n", 1), done.stderr
@@ -97,6 +98,7 @@ def test_stopped_job_saves_and_continues(world, tmp_path):
     assert "begins at step" in told and "begins at step 0" not in told and told.endswith("done\n")
 
 
+@pytest.mark.nightly
 def test_pending_uploads_of_a_mounted_folder_are_shown(world, tmp_path):
     file, enough = tmp_path / "job.yaml", tmp_path / "enough"
     file.write_text(

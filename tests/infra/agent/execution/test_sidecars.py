@@ -318,6 +318,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.day_cases(1)
 @pytest.mark.parametrize(
     ("before", "during", "reason"),
     [
