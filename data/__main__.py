@@ -239,7 +239,7 @@ def _publish(
         with _draft(making, goes_on=make is tokens) as folder:
             about = make(spec, inputs, folder, False)
             flat = making.name == "identity_conversations"  # users look for this file at the root of the store
-            if make in CARRIED and not flat:
+            if make in CARRIED and make is not identity:
                 card.write(folder)
             store.publish(folder, making.name, making.fingerprint, {**about, **making.provenance}, flat=flat)
     except StoreError as error:

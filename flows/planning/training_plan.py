@@ -29,7 +29,7 @@ from infra.units import count, size
 from store import credentials, packs
 from store.artifacts import references
 from store.artifacts.artifacts import Store
-from store.manifest import Artifact
+from store.manifest import Artifact, kind_of
 from trainer import plan as planning
 from trainer.config import ImportSpec, PhaseConfig
 from trainer.plan.phase_needs import needs_of
@@ -96,6 +96,7 @@ class PlannedWork:
             phases=phases,
             profile=settings.profile,
             tag=check_name(spec.tag) if spec.tag else "",
+            data_tag=check_name(spec.data_tag) if spec.data_tag else "",
             source=source,
             packages=tuple(filter(None, spec.packages.split(","))),
             rows={name: getattr(spec, name) for name in planning.ROWS},
@@ -188,7 +189,7 @@ def plan_for(
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     if not work.spec.move_tag:
-        refuse_other_origin(plan, work.init, there)
+        refuse_other_origin(plan, work.init, there, wanted.data_tag)
     plan = replace(plan, request=replace(plan.request, work_disk_bytes=disk_of_plan(plan)))
     if plan.job and is_examined(vendor) and (note := sandbox_note(estimates.phases_of(plan.job.steps))):
         plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
@@ -363,7 +364,7 @@ def text_notes(plan: Plan, settings: Settings, there: Inventory, unit: str) -> t
     unit: the typed `--text-unit`.
     """
     source = source_of(settings)
-    text = next((one for one in plan.artifacts if one.name == f"datasets/{planning.source_slug(source)}/text"), None)
+    text = next((one for one in plan.artifacts if kind_of(one.name) == "text"), None)
     if text is None:
         return ()
     if settings.sources["source"] != "default":
@@ -396,9 +397,9 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     raise UsageError(f"no checkpoint has the tag {tag!r} in {there.store}; {listed}; {then}")
 
 
-def refuse_other_origin(plan: Plan, init: ImportSpec | None, there: Inventory) -> None:
+def refuse_other_origin(plan: Plan, init: ImportSpec | None, there: Inventory, tag: str = "") -> None:
     """Raise UsageError if the name of a model would move to a model that starts from a different model of `--init`."""
-    mine = planning.imported_name(init) if init else ""
+    mine = planning.imported_name(init, tag) if init else ""
     moves = {*(one.name for one in plan.pointers), *(one.name for one in plan.artifacts if one.step)}
     for name in (name for name in moves if name.partition("/")[0] in checkpoint_folders() and name in there.artifacts):
         theirs = planning.origin_of(there.artifacts[name].about)

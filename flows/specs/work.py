@@ -204,6 +204,7 @@ class WorkSpec(Typed):
     )
     keep_made: bool = flag(False, "keep artifacts made by different code", group=SAVING)
     move_tag: bool = flag(False, "let the tag of a model move to a model of a different --init", group=SAVING)
+    data_tag: str = flag("", "tag of data, tokenizer and imported model in the store (default: none)", group=SAVING)
 
 
 S = TypeVar("S", bound=WorkSpec)

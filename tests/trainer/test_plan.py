@@ -13,7 +13,7 @@ from data.config import ConfigError, Persona, StepContext
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, Request
-from store.manifest import kept_name
+from store.manifest import kept_name, kind_of
 from trainer import fingerprints
 from trainer import plan as planning
 from trainer.config import ImportSpec
@@ -23,6 +23,7 @@ from trainer.plan import TrainingRequest, estimates, nodes, recipe, resolve
 from trainer.plan.estimates import smallest_fitting_options
 from trainer.recipes import PROFILES
 from trainer.records import model_formats
+from trainer.records.phase_registry import PHASES
 
 ROOT = Path(__file__).parents[2]
 WANTED = TrainingRequest(phases=("sft",), profile="tiny", persona=Persona(name="Ada", maker="us", purpose="to help"))
@@ -87,6 +88,27 @@ def test_complete_store_has_no_due_step():
 def test_different_tag_is_a_different_target():
     plans = [planned(replace(WANTED, tag=tag), Inventory("somewhere")) for tag in ("a", "b", "a")]
     assert plans[0].target == plans[2].target != plans[1].target
+
+
+@pytest.mark.parametrize("phases", [("base", "mid", "sft", "rl"), ("sft",)])
+def test_data_tag_is_in_every_name_and_kinds_and_fingerprints_stay(tmp_path, phases):
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    wanted = replace(WANTED, phases=phases, tag="mine", mixture={"identity": 0.5, str(talk): 0.5})
+    if phases == ("sft",):
+        model = PROFILES["tiny"](None).phases["sft"].model
+        init = ImportSpec(source="hf://mallory/Qwen3-0.6B", model=model, has_tokenizer=False)
+        wanted = replace(wanted, init=init)
+        assert planning.imported_name(init, "mine") == "imported/mine.Qwen3-0.6B"
+    plain, tagged = (recipe(replace(wanted, data_tag=tag)) for tag in ("", "mine"))
+    names = [node.artifact for node in tagged.values()]
+    assert len(names) == len({*names}) and all("mine" in name for name in names)
+    assert not any(name.startswith(f"{other}/") for name in names for other in names)
+    assert {node.artifact for name, node in plain.items() if name not in PHASES}.isdisjoint(names)
+    assert [kind_of(node.artifact) for node in plain.values()] == [kind_of(name) for name in names]
+    made = everything_made(replace(wanted, tag="theirs"))
+    found = planned(replace(wanted, data_tag="mine"), made)
+    assert found.job is None and {one.name for one in found.pointers} == {tagged[name].artifact for name in phases}
 
 
 def test_configured_disk_reserve_is_kept_free_by_checkpoints():

@@ -19,6 +19,7 @@ from trainer.plan.training_request import (
     parse_mixture,
     parse_phases,
     profile_named,
+    tagged,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "recipe",
     "resolve",
     "source_slug",
+    "tagged",
 ]

@@ -33,7 +33,7 @@ from infra.errors import UsageError
 from store import extensions
 from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import Node, digest
-from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of, with_change
+from trainer.plan.training_request import TrainingRequest, default_tag, imported_name, profile_of, tagged, with_change
 from trainer.profiles import derived_phases
 from trainer.records import phase_options
 from trainer.records.extension_phase import WORD
@@ -83,36 +83,15 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
         TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds),
         **dict[str, Any](rows),
     )
-    data = f"datasets/{slug}"
+    data, vocab = f"datasets/{slug}", TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init))
+    holds = source_fingerprint(wanted.identity) if wanted.identity else ""
+    identity = IdentitySpec(persona=wanted.persona, source=wanted.identity, source_fingerprint=holds)
+    of_words = {"text": "text", "tokenizer": "tokenizer"}
     nodes = [
         Node("text", f"{data}/text", ("-m", "data", "text"), MAKE_TEXT, text),
-        Node(
-            "tokenizer",
-            "tokenizer",
-            ("-m", "data", "tokenizer"),
-            MAKE_TOKENS,
-            TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init)),
-            {"text": "text"},
-        ),
-        Node(
-            "tokens",
-            f"{data}/tokens",
-            ("-m", "data", "tokens"),
-            MAKE_TOKENS,
-            TokensSpec(),
-            {"text": "text", "tokenizer": "tokenizer"},
-        ),
-        Node(
-            "identity",
-            "identity_conversations",
-            ("-m", "data", "identity"),
-            MAKE_TALK,
-            IdentitySpec(
-                persona=wanted.persona,
-                source=wanted.identity,
-                source_fingerprint=source_fingerprint(wanted.identity) if wanted.identity else "",
-            ),
-        ),
+        Node("tokenizer", "tokenizer", ("-m", "data", "tokenizer"), MAKE_TOKENS, vocab, {"text": "text"}),
+        Node("tokens", f"{data}/tokens", ("-m", "data", "tokens"), MAKE_TOKENS, TokensSpec(), of_words),
+        Node("identity", "identity_conversations", ("-m", "data", "identity"), MAKE_TALK, identity),
         Node(
             "questions", f"{data}/questions", ("-m", "data", "questions"), MAKE_TALK, QuestionsSpec(), {"text": "text"}
         ),
@@ -160,7 +139,9 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
         found[name] = node
     phases = (one for name in befores for one in (CHANGE, name) if one == name or CHANGE in found[name].inputs)
     order = (*ORDER, *(node.name for node in talks.values()), *phases)
-    return {name: found[name] for name in dict.fromkeys(order) if name in found}
+    found = {name: found[name] for name in dict.fromkeys(order) if name in found}
+    rest = {name: node for name, node in found.items() if name not in PHASES}
+    return found | {name: replace(node, artifact=tagged(node.artifact, wanted.data_tag)) for name, node in rest.items()}
 
 
 def _is_change(node: Node) -> bool:

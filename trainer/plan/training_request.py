@@ -23,13 +23,7 @@ from trainer import recipes
 from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.fingerprints import Node
 from trainer.records import phase_options
-from trainer.records.phase_registry import (
-    CHANGE,
-    PHASES,
-    all_phases,
-    listed,
-    phase_names,
-)
+from trainer.records.phase_registry import CHANGE, PHASES, all_phases, listed, phase_names
 
 ROWS = ("text_column", "filter", "exhausted", "text_unit")
 IMPORTED = "imported/"  # prefix of the names of imported models
@@ -43,6 +37,8 @@ class TrainingRequest:
     profile: str = "smoke"
     tag: str = ""
     """Tag of the checkpoints in the store; "" = the profile's name."""
+    data_tag: str = ""
+    """Tag in the names of all other artifacts of the work; "" = names without a tag."""
     source: str = "pydocs"
     packages: tuple[str, ...] = ()
     rows: Mapping[str, str] = field(default_factory=dict)
@@ -196,9 +192,15 @@ def init_slug(init: ImportSpec) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"
 
 
-def imported_name(init: ImportSpec) -> str:
-    """Return the name of the artifact of an imported model."""
-    return f"{IMPORTED}{init_slug(init)}"
+def imported_name(init: ImportSpec, tag: str = "") -> str:
+    """Return the name of the artifact of an imported model, with a tag."""
+    return tagged(f"{IMPORTED}{init_slug(init)}", tag)
+
+
+def tagged(name: str, tag: str) -> str:
+    """Return the name of an artifact with a tag, "" = none: names of other work stay. The kind (`kind_of`) is kept."""
+    folder, _, rest = name.partition("/")
+    return name if not tag else f"{folder}/{tag}.{rest}" if rest else f"datasets/{tag}/{folder}"
 
 
 def origin_of(about: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ RANK = Ranking(by="reward", mode="max")
 GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers per prompt; tokens per answer; tokens per answer with its prompt
 NOT_OF_A_TRIAL = (  # launch flags set by the sweep itself, or common to all runs
     *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure", "self_end"),
-    *("with_missing", "remake", "keep_made", "move_tag", "budget", "devices"),
+    *("with_missing", "remake", "keep_made", "move_tag", "data_tag", "budget", "devices"),
     *("deploy_only", "no_deploy", "no_sync", "no_setup"),
 )
 
