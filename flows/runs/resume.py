@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flows.limits.run_limits import check_used, spent_by
 from flows.planning.extensions import changed_extensions
-from flows.runs import receipt
+from flows.runs import receipt, run_groups
 from flows.runs.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Limits
@@ -55,6 +55,7 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
         raise UsageError(f"{op.run} was a node of {run_rows.run_of(op)}; run: inv resume {run_rows.run_of(op)}")
     if not op.detached and last_verdict(op, settings).get("state") == "succeeded":
         raise UsageError(f"{op.run} has succeeded; no work is left to resume")
+    check_groups(op, settings)
     if is_idle(op, settings):
         raise UsageError(f"{op.run} is idle; give the pod work: inv pod.run {op.run}")
     limits = new_limits(op, journal, settings, spend_limit, ttl)
@@ -71,6 +72,13 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     spent, of_all = spent_by(op, journal, settings), "" if budget is None else f" of {in_usd(budget)}"
     money = f"{op.run} has cost {in_usd(spent)}{of_all} since the first launch; the limit covers the whole run"
     return replace(found, plan=plan, offers=tuple(keeper.find(request)), money=money)
+
+
+def check_groups(op: Op, settings: Settings) -> None:
+    """Raise UsageError if the group of a run refuses to resume the run."""
+    for kind in run_groups.kinds():
+        if why := kind.refusal_of_resume(op, settings):
+            raise UsageError(why)
 
 
 def with_offers(found: Resumption, offers: Sequence[Offer]) -> Resumption:

@@ -78,6 +78,10 @@ class RunGroups(Protocol):
     def commands(self, journal: Journal, settings: Settings, names: Sequence[str]) -> Mapping[str, str]:
         """Return the command to continue each of the named groups without automatic continuation, by name."""
 
+    def refusal_of_resume(self, op: Op, settings: Settings) -> str:
+        """Return why a run cannot be resumed, such as the end of the group; "" if the run can be resumed."""
+        return ""
+
 
 def kinds() -> list[RunGroups]:
     """Return the kinds of groups of all installed packs."""

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +13,14 @@ from invoke import Exit
 from flows.limits.shared_resources import set_budget
 from flows.supervisor import supervisor_client
 from infra.agent.limits import read_clocks
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.market import gpus
 from infra.selection.preflight import amount_of
 from infra.settings import VENDORS, Settings
 from infra.units import dollars, in_usd, iso, seconds
-from packs.agents.control import brokers, files, guarantee, money, place, taken
+from packs.agents.control import files, guarantee, money, place, taken
 from packs.agents.control.account import Account
 from packs.agents.control.receipt import Receipt
 from packs.agents.control.reconciliation import Reconciliation, reconcile
@@ -69,12 +70,7 @@ def allow(spec: AllowFlags) -> None:
         elif spec.receipt:
             show_receipt(files.load(spec.name, settings), journal, settings, spec.json)
         elif spec.revoke:
-            files.load(spec.name, settings)
-            render.say(f"this ends the allowance {spec.name}, and all its machines and services")
-            prompts.confirm(spec.yes)
-            brokers.revoke(files.load(spec.name, settings).name, settings)
-            supervisor_client.ensure(settings)
-            render.say(f"{spec.name}: revoked; all machines of the allowance end now; see: inv status")
+            revoke(spec, journal, settings)
         elif spec.top_up:
             top_up(spec, journal, settings)
         else:
@@ -85,13 +81,10 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
     """Write a new allowance, open its budget, start the broker, and show the token once."""
     if not NAME.fullmatch(spec.name):
         raise UsageError(f"{spec.name!r}: use small letters, digits and dashes, 32 at most")
-    if any(one.name == spec.name for one in files.every(settings)):
-        raise UsageError(f"{spec.name} exists; more money: inv allow {spec.name} --top-up USD; a new one: another name")
     if not spec.spend:
         raise UsageError(
             f"--spend is missing: the most that the agent may spend, such as inv allow {spec.name} --spend 20"
         )
-    taken.check_allowance(spec.name, taken.names(journal, settings), [one.name for one in files.every(settings)])
     if spec.user:
         known_user(spec.user)
     token, digest = new_token()
@@ -110,24 +103,52 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
         may=chosen(spec.may, MAY, "may"),
         user=spec.user,
     )
-    set_budget(journal, one.budget, one.micro_usd, settings)
-    files.save(one, settings)
-    supervisor_client.ensure(settings)
-    is_ready = await_broker(one, settings)
-    found = guarantee.of(one, settings)
-    if spec.json:
-        print_json({**shown(one, journal, settings), "token": token, "guarantee": found.about, "leaks": found.leaks})
-        return
-    most = render.count(one.machines, "machine")
-    render.say(f"{one.name}: {in_usd(one.micro_usd)} until {iso(one.ends)}, at most {most}; the token:")
-    print(token)
-    where = f" --folder {place.open_folder(one.name)}" if one.user else ""
-    render.say(f"the agent runs: SLIPWAY_ALLOWANCE_TOKEN=TOKEN ./inv mcp --allowance {one.name}{where}")
-    render.say(found.about)
-    for leak in found.leaks:
-        render.say(f"  - {leak}")
+    with files.locked(one.name, settings):
+        every = files.names(settings)
+        if one.name in every:
+            raise UsageError(
+                f"{one.name} exists; more money: inv allow {one.name} --top-up USD; a new one: another name"
+            )
+        taken.check_allowance(one.name, taken.names(journal, settings), every)
+        # Whatever may fail comes before the record: an open allowance without a shown token would be of no use.
+        shared = str(place.open_folder(one.name, settings)) if one.user else ""
+        found = guarantee.of(one, settings)
+        set_budget(journal, one.budget, one.micro_usd, settings)
+        files.save(one, settings)
+        show_token(one, token, shared, found, spec.json, journal, settings)
+    try:
+        supervisor_client.ensure(settings)
+        is_ready = await_broker(one, settings)
+    except (SlipwayError, OSError) as error:
+        render.say(render.clean(str(error)))
+        is_ready = False
     if not is_ready:
-        render.say(f"the broker has not started within {WAIT_S:g} s; see: inv supervisor")
+        render.say(f"the broker has not started within {WAIT_S:g} s; see: inv supervisor, inv allow --list")
+
+
+def show_token(
+    one: Allowance,
+    token: str,
+    shared: str,
+    found: guarantee.Guarantee,
+    as_json: bool,
+    journal: Journal,
+    settings: Settings,
+) -> None:
+    """Show a new token, the only time, and the guarantee. shared: folder of the socket for the user, "" = no user."""
+    if as_json:
+        facts = {**shown(one, journal, settings), "state": "starting"}
+        print_json({**facts, "token": token, "folder": shared, "guarantee": found.about, "leaks": found.leaks})
+    else:
+        most = render.count(one.machines, "machine")
+        render.say(f"{one.name}: {in_usd(one.micro_usd)} until {iso(one.ends)}, at most {most}; the token:")
+        print(token)
+        where = f" --folder {shared}" if shared else ""
+        render.say(f"the agent runs: SLIPWAY_ALLOWANCE_TOKEN=TOKEN ./inv mcp --allowance {one.name}{where}")
+        render.say(found.about)
+        for leak in found.leaks:
+            render.say(f"  - {leak}")
+    sys.stdout.flush()
 
 
 def top_up(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
@@ -143,32 +164,39 @@ def top_up(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
         files.save(new, settings)
     Account(one.name, settings).fit_budget()
     render.say(f"{one.name}: {in_usd(new.micro_usd)} in all")
+    if spec.json:
+        print_json(shown(new, journal, settings))
+
+
+def revoke(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
+    """Revoke an allowance, also with an unreadable record."""
+    files.check_known(spec.name, settings)
+    render.say(f"this ends the allowance {spec.name}, and all its machines and services")
+    prompts.confirm(spec.yes)
+    files.revoke(spec.name, settings)
+    supervisor_client.ensure(settings)
+    render.say(f"{spec.name}: revoked; all machines of the allowance end now; see: inv status")
+    if spec.json:
+        print_json(shown_by_name(spec.name, journal, settings))
 
 
 def show_list(journal: Journal, settings: Settings, as_json: bool) -> None:
-    every = files.every(settings)
+    every = [shown_by_name(name, journal, settings) for name in files.names(settings)]
     if as_json:
-        print_json([shown(one, journal, settings) for one in every])
+        print_json(every)
         return
     if not every:
         render.say("no allowances; to give an agent 20 USD for 12 hours: inv allow NAME --spend 20 --ttl 12h")
         return
     rows = [("allowance", "state", "spent", "free", "of", "machines", "ends")]
-    for one in every:
-        said = shown(one, journal, settings)
-        machines = f"{said['live_machines']} of {one.machines}"
-        rows.append(
-            (
-                one.name,
-                said["state"],
-                said["spent_usd"],
-                said["free_usd"],
-                said["total_usd"],
-                machines,
-                iso(one.ends) or "",
-            )
-        )
+    for said in every:
+        machines = f"{said['live_machines']} of {said['most_machines']}" if "ends" in said else ""
+        names = ("allowance", "state", "spent_usd", "free_usd", "total_usd")
+        rows.append((*(str(said.get(name, "")) for name in names), machines, str(said.get("ends") or "")))
     print(render.clean(columns(rows)))
+    for said in every:
+        if "problem" in said:
+            render.say(render.clean(said["problem"]))
 
 
 def show_receipt(one: Allowance, journal: Journal, settings: Settings, as_json: bool) -> None:
@@ -199,11 +227,20 @@ def print_receipt(calls: Sequence[Mapping[str, Any]], seen: Reconciliation) -> N
     rows = [("at", "call", "run", "machine", "USD/h", "outcome")]
     for call in calls:
         row = [str(call.get(name, "")) for name in ("tool", "run", "machine", "usd_per_hour")]
-        rows.append((str(iso(call["at"])), *row, call.get("why") or call["outcome"]))
+        why = "; ".join(call[name] for name in ("why", "for_the_owner") if call.get(name))
+        rows.append((str(iso(call["at"])), *row, why or call["outcome"]))
     print(render.clean(columns(rows)))
     if seen.machines:
         print()
         cost.show_ledger(seen.machines, {}, "")
+
+
+def shown_by_name(name: str, journal: Journal, settings: Settings) -> dict[str, Any]:
+    """Return the facts about an allowance; the problem if the record cannot be read."""
+    try:
+        return shown(files.load(name, settings), journal, settings)
+    except SlipwayError as error:
+        return {"allowance": name, "state": "unreadable", "problem": str(error)}
 
 
 def shown(one: Allowance, journal: Journal, settings: Settings) -> dict[str, Any]:
@@ -225,7 +262,10 @@ def shown(one: Allowance, journal: Journal, settings: Settings) -> dict[str, Any
 
 def await_broker(one: Allowance, settings: Settings) -> bool:
     """Wait until the broker listens; return False after WAIT_S."""
-    until, where = time.monotonic() + WAIT_S, place.open_folder(one.name) if one.user else place.folder(settings)
+    until, where = (
+        time.monotonic() + WAIT_S,
+        place.open_folder(one.name, settings) if one.user else place.folder(settings),
+    )
     while not place_file(where, one.name).exists():
         if time.monotonic() > until:
             return False

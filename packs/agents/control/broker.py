@@ -21,11 +21,12 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from infra.checkout import ROOT
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.agents.control.account import Account
@@ -34,9 +35,10 @@ from packs.agents.control.ending import end_all
 from packs.agents.control.inv_lines import log
 from packs.agents.control.place import folder, open_folder, remove_open_folder
 from packs.agents.control.starts import forget_interrupted
-from packs.agents.control.time_left import refusal
+from packs.agents.control.time_left import why_ended
 from packs.agents.records.allowance import digest
 from packs.agents.records.client import LEASE, MOST_CALL_BYTES, place_file
+from packs.agents.records.tools import TOOLS
 from store import local_files
 
 LOOK_S = 1.0  # between two looks at the allowance
@@ -52,7 +54,8 @@ class Broker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 64
 
     def __init__(self, path: Path, calls: Calls) -> None:
-        self.calls, self.slots = calls, threading.BoundedSemaphore(CALLS)
+        # An end has slots of its own, so that calls that hang keep no agent from ending a machine.
+        self.calls, self.slots, self.end_slots = calls, *(threading.BoundedSemaphore(CALLS) for _ in range(2))
         super().__init__(str(path), Call)
         # The user of an allowance is another user; the broker asks the kernel who connects.
         path.chmod(0o666 if calls.account.allowance.user else 0o600)
@@ -76,29 +79,55 @@ class Call(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, said: dict[str, Any]) -> dict[str, Any]:
-        one = self.server.calls.account.allowance
+        try:
+            one = self.server.calls.account.allowance
+        except UsageError:
+            return {"refused": "the record of the allowance cannot be read; the owner sees: inv allow --list"}
         _, uid, _ = struct.unpack("3i", self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in {os.getuid(), *([pwd.getpwnam(one.user).pw_uid] if one.user else [])}:
             return {"refused": "this user may not call the broker"}
         if not hmac.compare_digest(digest(str(said.get("token", ""))), one.token_sha256):
             return {"refused": "the token is wrong"}
-        if not self.server.slots.acquire(blocking=False):
+        tool = str(said.get("tool", ""))
+        slots = self.server.end_slots if tool in TOOLS and TOOLS[tool].ends else self.server.slots
+        if not slots.acquire(blocking=False):
             return {"refused": f"{CALLS} calls are at work; call again soon"}
         try:
-            return self.server.calls.answer(str(said.get("tool", "")), said.get("arguments"))
+            return self.server.calls.answer(tool, said.get("arguments"))
         except Exception:  # an unforeseen error must neither end the broker nor show paths to the client
             log(traceback.format_exc())
             return {"refused": "the broker met an unforeseen error, which is in the log of the owner"}
         finally:
-            self.server.slots.release()
+            slots.release()
 
 
 def serve(name: str, settings: Settings) -> None:
-    """Answer calls until the allowance ends, then end all that the allowance has started."""
+    """Answer calls until the allowance ends, then end all that the allowance has started.
+
+    An allowance with an unreadable record has ended, and answers no calls.
+    """
     account = Account(name, settings)
     with contextlib.ExitStack() as stack:
-        if account.allowance.user:
-            shared = open_folder(name)
+        try:
+            stack.enter_context(listening(account, account.allowance.user))
+        except UsageError as error:
+            if not why_ended(name, settings):
+                raise
+            log(str(error))
+        while not why_ended(name, settings):
+            time.sleep(LOOK_S)
+        while not end_all(account, log):
+            time.sleep(END_TRIES_S)
+        remove_open_folder(name, settings)
+
+
+@contextlib.contextmanager
+def listening(account: Account, user: str) -> Iterator[None]:
+    """Answer the calls of the owner and of the user, "" = none, meanwhile. Raises UsageError."""
+    name, settings = account.name, account.settings
+    with contextlib.ExitStack() as stack:
+        if user:
+            shared = open_folder(name, settings)
             place = place_file(shared, name)
         else:
             shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slipway-")))
@@ -111,11 +140,7 @@ def serve(name: str, settings: Settings) -> None:
         threading.Thread(target=forget_interrupted, args=(account,), daemon=True).start()
         local_files.replace(place, f"{path}\n".encode(), 0o644)
         try:
-            while not refusal(account.allowance):
-                time.sleep(LOOK_S)
-            while not end_all(account, log):
-                time.sleep(END_TRIES_S)
-            remove_open_folder(name)
+            yield
         finally:
             place.unlink(missing_ok=True)
             broker.shutdown()

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 from infra.agent.process import send
 from infra.checkout import ROOT
@@ -15,8 +14,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from packs.agents.control import ending, files, place
 from packs.agents.control.account import Account
-from packs.agents.control.time_left import refusal
-from packs.agents.records.allowance import Allowance
+from packs.agents.control.time_left import why_ended
 from packs.agents.records.client import LEASE
 
 STOP_S = 30.0
@@ -28,14 +26,15 @@ AGAIN_S = 3.0  # between two starts of a broker, and between two attempts to end
 def due(journal: Journal, settings: Settings) -> list[str]:
     """Return the allowances without a broker that are valid, or that have something to end."""
     held = journal.leases.held_names()
-    every = [one for one in files.every(settings) if f"{LEASE}{one.name}" not in held]
-    return [one.name for one in every if not refusal(one) or has_work(one, journal, settings)]
+    idle = [name for name in files.names(settings) if f"{LEASE}{name}" not in held]
+    return [name for name in idle if not why_ended(name, settings) or has_work(name, journal, settings)]
 
 
 def run(name: str, settings: Settings, tell: Say) -> None:
     """Run the broker of an allowance, again after each early end: the supervisor gives up after a few failures."""
     log = place.folder(settings) / f"{name}.log"
     while True:
+        log.touch(mode=0o600)
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "packs.agents.control.broker", name],
@@ -54,7 +53,7 @@ def run(name: str, settings: Settings, tell: Say) -> None:
 
 def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
     """Revoke an allowance, end its broker and services, and end a start under way; return the live rows of its runs."""
-    revoke(name, settings)
+    files.revoke(name, settings)
     lease, until = f"{LEASE}{name}", time.monotonic() + STOP_S
     if holder := journal.leases.holder(lease):
         tell(f"{name}: asking the broker, process {holder.pid}, to exit")
@@ -67,20 +66,14 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
         time.sleep(AGAIN_S)
     for service in ending.own_services(name, journal, settings):
         ending.end_one(account, service, tell)
-    place.remove_open_folder(name)
+    place.remove_open_folder(name, settings)
     return ending.own_rows(name, journal, settings)
 
 
-def revoke(name: str, settings: Settings) -> None:
-    """Mark an allowance as revoked: from now on, the broker refuses all calls, and ends all runs."""
-    with files.changing(name, settings) as one:
-        files.save(replace(one, is_revoked=True), settings)
-
-
-def has_work(one: Allowance, journal: Journal, settings: Settings) -> bool:
+def has_work(name: str, journal: Journal, settings: Settings) -> bool:
     """Return whether a run or service of an allowance is alive, or cannot be ruled out."""
     try:
-        rows = ending.own_rows(one.name, journal, settings)
-        return bool(rows or ending.own_services(one.name, journal, settings))
+        rows = ending.own_rows(name, journal, settings)
+        return bool(rows or ending.own_services(name, journal, settings))
     except SlipwayError:  # a damaged file: the log of the broker gives the reason
         return True

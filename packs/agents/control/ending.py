@@ -18,6 +18,7 @@ from infra.settings import Settings
 from packs.agents.control import files, money, place, taken
 from packs.agents.control.account import Account
 from packs.agents.control.receipt import Receipt
+from packs.agents.control.time_left import why_ended
 from packs.agents.records.allowance import PREFIX
 
 
@@ -100,6 +101,24 @@ def own_rows(name: str, journal: Journal, settings: Settings) -> list[Op]:
     runs = {*files.started(name, settings).runs}
     rows = [*journal.ops(live=True), *lookup.between_pods(journal)]
     return [op for op in dict.fromkeys(rows) if money.run_of(op) in runs and op.budget_name == f"{PREFIX}{name}"]
+
+
+def allowance_of(op: Op, settings: Settings) -> str:
+    """Return the allowance that has started the run or service of a row; "" = none. A damaged file names none."""
+    for name in files.names(settings):
+        with contextlib.suppress(SlipwayError):
+            started = files.started(name, settings)
+            is_run = money.run_of(op) in started.runs and op.budget_name == f"{PREFIX}{name}"
+            if is_run or op.service in started.services:
+                return name
+    return ""
+
+
+def refusal_of_resume(op: Op, settings: Settings) -> str:
+    """Return why a run cannot be resumed: the allowance of the run has ended; "" if the run can be resumed."""
+    name = allowance_of(op, settings)
+    why = why_ended(name, settings) if name else ""
+    return f"{op.run} belongs to the allowance {name}, which would end the run again: {why}" if why else ""
 
 
 def own_services(name: str, journal: Journal, settings: Settings) -> list[str]:

@@ -30,27 +30,50 @@ def load(name: str, settings: Settings) -> Allowance:
     try:
         return from_json(untrusted_input.load(path))
     except FileNotFoundError:
-        known = ", ".join(one.name for one in every(settings)) or "none"
-        raise UsageError(f"no allowance is called {name}; known: {known}") from None
+        check_known(name, settings)
+        raise UsageError(f"{path} is lost; to end all runs of the allowance: inv down {name}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path}: {error}; to end all runs of the allowance: inv down {name}") from None
 
 
-def every(settings: Settings) -> list[Allowance]:
-    """Return all readable allowances, by name."""
-    found = []
-    for path in sorted(folder(settings).glob("*.json")):
-        with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
-            found.append(from_json(untrusted_input.load(path)))
-    return found
+def names(settings: Settings) -> list[str]:
+    """Return the names of all allowances, also of those whose record is unreadable or lost."""
+    found = {path.stem for kind in ("json", "runs") for path in folder(settings).glob(f"*.{kind}")}
+    return sorted(filter(NAME.fullmatch, found))
+
+
+def check_known(name: str, settings: Settings) -> None:
+    """Raise UsageError for the name of no allowance. The record of a known allowance may be unreadable."""
+    if name not in (known := names(settings)):
+        raise UsageError(f"no allowance is called {name}; known: {', '.join(known) or 'none'}")
+
+
+@contextlib.contextmanager
+def locked(name: str, settings: Settings) -> Iterator[None]:
+    """Hold the lock of the record: commands of the owner write the record one after the other."""
+    folder(settings).mkdir(parents=True, exist_ok=True, mode=0o711)
+    with local_files.holding_lock(folder(settings) / f"{name}.changes", mode=0o600):
+        yield
 
 
 @contextlib.contextmanager
 def changing(name: str, settings: Settings) -> Iterator[Allowance]:
-    """Yield an allowance for a change: two commands of the owner change the record one after the other."""
+    """Yield an allowance for a change. Raises UsageError."""
     one = load(name, settings)
-    with local_files.holding_lock(folder(settings) / f"{name}.changes", mode=0o600):
+    with locked(name, settings):
         yield load(one.name, settings)
+
+
+def revoke(name: str, settings: Settings) -> None:
+    """Mark an allowance as revoked. Raises UsageError for an unknown name.
+
+    An unreadable record counts as revoked; the mark also holds for a newer checkout, which may know all fields.
+    """
+    check_known(name, settings)
+    path = folder(settings) / f"{name}.json"
+    with locked(name, settings), contextlib.suppress(FileNotFoundError, ValueError):
+        said = untrusted_input.mapping(path.read_bytes())
+        local_files.replace(path, json.dumps({**said, "is_revoked": True}, indent=1).encode(), 0o600)
 
 
 @dataclass(frozen=True, kw_only=True)

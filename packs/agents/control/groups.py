@@ -23,10 +23,10 @@ class Allowances(RunGroups):
         if not folder(settings).is_dir():
             return []
         from packs.agents.control import brokers, files
-        from packs.agents.control.time_left import refusal
+        from packs.agents.control.time_left import why_ended
 
-        every = files.every(settings)
-        return [one.name for one in every if not refusal(one) or brokers.has_work(one, journal, settings)]
+        every = files.names(settings)
+        return [name for name in every if not why_ended(name, settings) or brokers.has_work(name, journal, settings)]
 
     def stop(self, name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
         from packs.agents.control import brokers
@@ -47,6 +47,11 @@ class Allowances(RunGroups):
         from packs.agents.control import brokers
 
         brokers.run(name, settings, tell)
+
+    def refusal_of_resume(self, op: Op, settings: Settings) -> str:
+        from packs.agents.control import ending
+
+        return ending.refusal_of_resume(op, settings)
 
     def commands(self, journal: Journal, settings: Settings, names: Sequence[str]) -> Mapping[str, str]:
         return {}

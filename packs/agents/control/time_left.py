@@ -4,6 +4,9 @@ Allowance, boot clock and wall clock -> seconds left -> `refusal`: "" or the rea
 """
 
 from infra.agent.limits import Clocks, gap_s, read_clocks
+from infra.errors import UsageError
+from infra.settings import Settings
+from packs.agents.control import files
 from packs.agents.records.allowance import Allowance
 
 
@@ -16,3 +19,11 @@ def left_s(one: Allowance) -> float:
 def refusal(one: Allowance) -> str:
     """Return why the allowance gives nothing now; "" if the allowance is valid."""
     return one.refusal(left_s(one))
+
+
+def why_ended(name: str, settings: Settings) -> str:
+    """Return why an allowance gives nothing now; "" if the allowance is valid. An unreadable record gives nothing."""
+    try:
+        return refusal(files.load(name, settings))
+    except UsageError as error:
+        return str(error)

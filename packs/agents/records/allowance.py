@@ -4,6 +4,7 @@ Allowance, seconds left -> `refusal` -> "" or the reason in words
 """
 
 import hashlib
+import math
 import re
 import secrets
 from dataclasses import dataclass, fields
@@ -89,7 +90,15 @@ def from_json(said: Any) -> Allowance:
     if not isinstance(said, dict) or set(said) - set(known):
         raise ValueError("not an allowance")
     made = {name: tuple(map(str, value)) if isinstance(value, list) else value for name, value in said.items()}
+    if odd := [name for name, value in made.items() if not _is_kind(value, known[name].type)]:
+        raise ValueError(f"{odd[0]} is of a wrong kind")
     found = Allowance(**cast(Any, made))
     if not NAME.fullmatch(found.name) or type(found.micro_usd) is not int or found.micro_usd <= 0:
         raise ValueError("not an allowance")
     return found
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is (kind if kind in (str, int, bool) else tuple)

@@ -1,6 +1,7 @@
 """The holder of a token: calls by the socket, as the MCP server does."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from infra.rehearsal import attach
@@ -34,6 +35,7 @@ class Agent:
         said = world.json("allow", name, "--spend", "5", "--ttl", "12h", *words, "--rehearse")
         self.token, self.name = said["token"], name
         self.folder = next(iter(world.folder.rglob(f"{name}.json"))).parent
+        self.shared = Path(said["folder"])  # of the socket, with --user
 
     def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
         return client.call(self.folder, self.name, self.token, tool, arguments)

@@ -12,8 +12,8 @@ import pytest
 
 from infra.agent.environments import cache_folder, environment
 from infra.ledger.journal import Journal
-from packs.agents.control.place import open_folder
 from packs.agents.records import client
+from store.artifacts.artifacts import Store
 from tests.needs import PRIVILEGE
 from tests.packs.agents.holder import Agent
 from tests.world import ROOT, until
@@ -74,7 +74,7 @@ print(made.makefile().readline())
 @pytest.mark.needs(PRIVILEGE)
 def test_user_of_an_allowance_calls_the_broker_and_other_users_are_refused(world):
     said = world.json("allow", "apart", "--spend", "1", "--ttl", "1h", "--user", "nobody", "--rehearse")
-    place = client.place_file(open_folder("apart"), "apart")
+    place = client.place_file(Path(said["folder"]), "apart")
 
     def ask(user: str) -> dict[str, Any]:
         line = ["/usr/bin/env", "-i", "/usr/bin/python3", "-I", "-c", CALL, str(place), said["token"]]
@@ -105,3 +105,25 @@ def test_killed_broker_comes_back_and_a_revoked_allowance_ends_its_machines(worl
     until(is_gone, "the end of all machines", 300)
     told = world.json("allow", agent.name, "--receipt", "--rehearse")
     assert not told["differences"] and told["calls"][-1]["tool"] in ("end", "plan")
+    done = world.run("resume", "demo-1", "--yes", "--rehearse")
+    assert done.returncode == 2 and "demo-1 belongs to the allowance demo, which would end the run" in done.stderr
+
+
+def test_training_of_an_agent_moves_no_name_of_the_owner_and_equal_work_starts_once(world, tmp_path):
+    agent = Agent(world, machines="2")
+    store = Store(str(agent.folder.with_name("artifacts")))
+    names = ["tokenizer", "datasets/pydocs/text", "datasets/pydocs/tokens", "problems/sort", "identity_conversations"]
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "data.jsonl").write_text("the owner's")
+    for name in names:
+        store.publish(tmp_path / "made", name, f"owner-{len(name)}", {}, flat=name == "identity_conversations")
+    plans = [agent.plan(phase="sft", steps=2) for _ in range(2)]
+    assert agent.ask("launch", plan_id=plans[0])["result"]["run"] == "demo-1"
+    same = agent.ask("launch", plan_id=plans[1])["result"]
+    assert same == {"rented": False, "message": "the same work is running", "same_as": "demo-1", "next": "status"}
+    again = agent.ask("plan", spend_usd=2.0, phase="sft", profile="tiny", steps=2)["result"]
+    assert again["same_as"] == "demo-1" and "plan_id" not in again
+    assert agent.ends("demo-1") == "succeeded"
+    assert [store.check(name).fingerprint for name in names] == [f"owner-{len(name)}" for name in names]
+    found = {one.name for one in store.list_all()[0]} - {*names}
+    assert "chatsft_checkpoints/allow-demo" in found and all("allow-demo" in name for name in found), found

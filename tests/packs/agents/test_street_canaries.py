@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from infra.agent.environments import cache_folder
-from packs.agents.control.place import open_folder
 from tests.needs import PRIVILEGE
 from tests.packs.agents.holder import Agent, market_of
 from tests.world import ROOT, World
@@ -63,7 +62,7 @@ def test_shell_of_the_user_of_an_allowance_finds_no_planted_secret(open_world):
     secrets |= {"other token": other["token"], "stored token": stored, "settings file": token_hex(20)}
     (world.folder / "env").write_text(f"RUNPOD_API_KEY={secrets['settings file']}\n")
     (world.folder / "env").chmod(0o600)
-    agent.folder = open_folder("apart")
+    agent.folder = agent.shared
     stop = threading.Event()
 
     def work() -> None:

@@ -68,11 +68,12 @@ def test_owner_ends_a_run_of_an_allowance_and_then_the_allowance(world, agent):
 
 def test_top_up_gives_money_that_a_plan_may_use_and_revoked_allowances_get_none(world, agent):
     assert "5.00 USD are free" in agent.ask("plan", spend_usd=6.0, phase="base", profile="tiny")["refused"]
-    world.inv("allow", agent.name, "--top-up", "3", "--yes", "--rehearse")
+    said = world.json("allow", agent.name, "--top-up", "3", "--yes", "--rehearse")
+    assert said["total_usd"] == "8.00" and said["state"] == "open"
     assert agent.plan(spend_usd=6.0)
     (row,) = world.json("allow", "--list", "--rehearse")
     assert row["total_usd"] == "8.00" and world.run("allow", agent.name, "--top-up", "-1", "--rehearse").returncode == 2
-    world.inv("allow", agent.name, "--revoke", "--yes", "--rehearse")
+    assert world.json("allow", agent.name, "--revoke", "--yes", "--rehearse")["state"] == "revoked"
     done = world.run("allow", agent.name, "--top-up", "3", "--yes", "--rehearse")
     assert done.returncode == 2 and "was revoked" in done.stderr
 
