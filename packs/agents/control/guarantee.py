@@ -5,10 +5,12 @@ Allowance, files of the owner -> `Guarantee`: holds or not, and each file that t
 
 import contextlib
 import grp
+import itertools
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +21,17 @@ from packs.agents.control.place import folder
 from packs.agents.records.allowance import Allowance
 from store import packs
 
-KEYS = (".env", ".netrc", ".aws/credentials", ".ssh", ".cache/huggingface/token", ".config/gcloud", ".config/slipway")
+KEYS = (
+    *(".env", ".netrc", ".aws/credentials", ".aws/config", ".ssh"),
+    *(".cache/huggingface/token", ".config/gcloud", ".config/slipway"),
+)
 ROOT_LIKE = ("docker", "sudo", "wheel", "lxd", "disk", "adm")  # groups that can read files of other users
+KEY_FILES = (  # variables that name files or folders with keys
+    *("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
+    *("HF_TOKEN_PATH", "NETRC"),
+)
 NO_CODE = ("var",)  # folders of the checkout without code
+HIDDEN_CODE = (".venv", ".ci")  # the Python of `inv`, and hooks of git
 GIT = ("", "config", "hooks")  # git runs the commands in these files
 
 
@@ -64,30 +74,43 @@ def of(one: Allowance, settings: Settings) -> Guarantee:
 
 def reachable(uid: int, gids: set[int], settings: Settings) -> Iterator[str]:
     """Yield the files with keys, and the folders of code that runs with keys, that a user can read or change."""
-    home = Path.home()
-    secret = [ROOT / ".env", ROOT / "credentials" / ".env", settings.state_file, *(home / name for name in KEYS)]
+    secret = [ROOT / ".env", ROOT / "credentials" / ".env", settings.state_file]
     # A folder that lists no names still lets a user read a file by a guessed name.
-    secret += [path for name in KEYS if (home / name).is_dir() for path in sorted((home / name).rglob("*"))]
-    secret += [
-        Path(one).expanduser() for one in [settings.google_credentials] if one and not one.lstrip().startswith("{")
-    ]
+    secret += [path for top in keys(settings) for path in (top, *below(top))]
     secret += [PodKeys.for_journal(settings.state_file).folder]
     secret += [path for path in folder(settings).glob("*") if path.suffix != ".socket"]
-    for path in secret:
-        if path.exists() and may(path, uid, gids, stat.S_IROTH):
+    for path in dict.fromkeys(secret):
+        if may(path, uid, gids, stat.S_IROTH):
             yield f"{path} can be read; run: chmod go-rwx {path}"
-    for paths in code(ROOT):
-        if found := next((path for path in paths if may(path, uid, gids, stat.S_IWOTH)), None):
-            yield f"{found} can be changed; run: chmod -R go-w {paths[0]}"
+    for top, paths in code(ROOT, settings.environments):
+        is_closed = os.path.isdir(top) and not may(top, uid, gids, stat.S_IXOTH)
+        if found := next((path for path in paths if not is_closed and may(path, uid, gids, stat.S_IWOTH)), None):
+            yield f"{found} can be changed; run: chmod -R go-w {top}"
 
 
-def code(root: Path) -> Iterator[list[Path]]:
-    """Yield the checkout, then each part with its files and folders: the code runs with keys."""
-    yield [root]
-    yield [path for name in GIT if (path := root / ".git" / name).exists()]
-    for top in sorted(root.iterdir()):
-        if not (top.is_symlink() or top.name in NO_CODE or top.name.startswith(".")):
-            yield [top, *(path for path in sorted(top.rglob("*")) if path.exists() and not path.is_symlink())]
+def keys(settings: Settings) -> Iterator[Path]:
+    """Yield the usual files and folders with keys, and those that settings and the environment name."""
+    yield from (Path.home() / name for name in KEYS)
+    named = [settings.google_credentials, *(os.environ.get(name, "") for name in KEY_FILES)]
+    named += [f"{home}/token"] if (home := os.environ.get("HF_HOME")) else []
+    yield from (Path(one).expanduser() for one in named if one and not one.lstrip().startswith("{"))
+
+
+def code(root: Path, environments: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
+    """Yield each part of the code that runs with keys, with its files and folders."""
+    yield root, [root]
+    yield root / ".git", [path for name in GIT if (path := root / ".git" / name).exists()]
+    tops = {one for one in root.iterdir() if one.name in HIDDEN_CODE or one.name[0] != "." and one.name not in NO_CODE}
+    python = {Path(sys.prefix)} if sys.prefix != sys.base_prefix else set()  # of `inv` and of the broker
+    for top in sorted({*tops, *python, environments}):
+        if not top.is_symlink():
+            yield top, itertools.chain([top], below(top))
+
+
+def below(top: Path) -> Iterator[Path]:
+    """Yield all files and folders in a folder, without links; nothing for a file, or where the owner may not look."""
+    for here, folders, names in os.walk(top):
+        yield from (path for name in sorted((*folders, *names)) if not (path := Path(here, name)).is_symlink())
 
 
 def root_like(gids: set[int]) -> Iterator[str]:
@@ -104,6 +127,12 @@ def may(path: Path, uid: int, gids: set[int], right: int) -> bool:
 
 
 def _has(path: Path, uid: int, gids: set[int], right: int) -> bool:
-    seen = path.stat()
+    """Return whether a user has a right, or may have the right on a path that the owner cannot examine."""
+    try:
+        seen = path.stat()
+    except PermissionError:
+        return True  # a folder above is closed for the owner; `may` asks whether the user can enter the folder
+    except OSError:
+        return False  # the file does not exist, or was removed meanwhile
     shift = 6 if seen.st_uid == uid else 3 if seen.st_gid in gids else 0
     return bool(seen.st_mode & (right << shift))

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from infra.settings import Settings
 from packs.agents.control.place import folder
 from store import local_files, untrusted_input
 
+AMOUNT = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?")
+END_OF_TIME = 1e11  # UTC epoch seconds
 FIRST = "0" * 64  # digest before the first line
 BEGUN = "begun"  # outcome of the line that is written before a machine is rented
 CUT_OFF = "the broker was killed, or the disk was full, while the broker wrote the line"
@@ -119,11 +122,24 @@ def digest_of(line: bytes) -> str:
 
 def _record(line: bytes) -> dict[str, Any]:
     """Return the record of a line; {} for a line that is cut off or changed."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(line)
-        if isinstance(said, dict) and type(said.get("number")) is int:
+        if isinstance(said, dict) and _is_call(said):
             return said
     return {}
+
+
+def _is_call(said: Mapping[str, Any]) -> bool:
+    """Return whether a record has the fields of a call, each of its kind."""
+    texts = [said.get(name, "") for name in ("call", "run", "machine", "why", "for_the_owner")]
+    texts += [said.get("tool"), said.get("outcome")]
+    amounts = [said.get(name, "0") for name in ("limit_usd", "usd_per_hour")]
+    is_timed = type(said.get("number")) is int and type(said.get("at", 0)) in (int, float)
+    return (
+        all(isinstance(one, str) for one in (*texts, *amounts))
+        and all(AMOUNT.fullmatch(one) for one in amounts)
+        and (is_timed and 0 <= said.get("at", 0) < END_OF_TIME)
+    )
 
 
 def _problems(lines: list[ReceiptLine]) -> Iterator[str]:

@@ -1,10 +1,13 @@
 """Records and receipts of allowances, and the files that a user of an agent can reach."""
 
 import grp
+import json
+import math
 import os
+import stat
 import tempfile
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,19 +19,20 @@ from infra.ledger.op import Op
 from infra.ledger.spend import PodCost
 from infra.settings import Settings
 from packs.agents.commands import skill
-from packs.agents.commands.allow import chosen_gpus
+from packs.agents.commands.allow import chosen_gpus, print_receipt
 from packs.agents.control import ending, files, guarantee, money, place, starts
 from packs.agents.control.account import Account
 from packs.agents.control.admission import check_machine, is_inside
 from packs.agents.control.files import StartedRuns
 from packs.agents.control.receipt import Receipt
-from packs.agents.control.reconciliation import differences, money_differences
+from packs.agents.control.reconciliation import Reconciliation, differences, money_differences, starts_in
 from packs.agents.records.allowance import Allowance, digest, new_token
 from tests.world import ROOT
 
 ONE = Allowance(
     name="demo", token_sha256="a" * 64, micro_usd=5_000_000, begins=100.0, ttl_s=100.0, boot_id="b", boot_s=5.0
 )
+NOTHING = Reconciliation(machines=(), counted=0, ledger=0, billed=0, differences=(), unanswered=())
 
 
 @pytest.fixture
@@ -55,13 +59,15 @@ def test_name_that_could_be_a_path_is_refused(settings, name):
 
 def test_damaged_or_unknown_allowance_is_named_and_others_stay(settings):
     files.save(ONE, settings)
-    for number, text in enumerate(("{", "[]", '{"name": "b0"}', '{"name": "b0", "evil": 1}', "x" * 100)):
+    texts = ["{", "[]", '{"name": "b0"}', '{"name": "b0", "evil": 1}', "x" * 100]
+    texts += [json.dumps({**asdict(ONE), **odd}) for odd in ({"ttl_s": "x"}, {"user": 1}, {"begins": math.nan})]
+    for number, text in enumerate(texts):
         (place.folder(settings) / f"b{number}.json").write_text(text)
         with pytest.raises(UsageError, match=f"b{number}.json.*inv down b{number}"):
             files.load(f"b{number}", settings)
     with pytest.raises(UsageError, match="no allowance is called gone; known: demo"):
         files.load("gone", settings)
-    assert files.every(settings) == [ONE]
+    assert files.names(settings) == [*(f"b{number}" for number in range(len(texts))), "demo"]
 
 
 def test_allowance_ends_and_has_an_inside():
@@ -122,6 +128,19 @@ def written(settings, count: int = 4) -> Receipt:
         (lambda lines: [], ["the lines 1 to 4 are lost"]),
         (lambda lines: [*lines[:-1], lines[-1].replace(b"plan", b"down")], ["line 4 was changed"]),
         (lambda lines: [*lines[:-1], lines[-1][:30]], ["line 4 cannot be read", "line 4 was changed"]),
+        *(
+            (lambda lines, odd=odd: [lines[0], odd, *lines[2:]], ["line 2 cannot be read"])
+            for odd in (
+                b'{"number": 2}\n',
+                b'{"number": 2, "tool": "plan"}\n',
+                b'{"number": 2, "tool": "launch", "outcome": "done", "run": [1]}\n',
+                b'{"number": 2, "tool": "launch", "outcome": "done", "call": {}}\n',
+                b'{"number": 2, "tool": "launch", "outcome": "done", "run": "demo-1", "limit_usd": "much"}\n',
+                b'{"number": 2, "tool": "plan", "outcome": "done", "at": "noon"}\n',
+                b'{"number": 2, "tool": "plan", "outcome": "done", "at": NaN}\n',
+                b"[" * 100_000 + b"\n",
+            )
+        ),
     ],
 )
 def test_damage_of_a_receipt_shows_also_after_the_next_call_and_the_rest_is_readable(settings, harm, said):
@@ -131,6 +150,8 @@ def test_damage_of_a_receipt_shows_also_after_the_next_call_and_the_rest_is_read
         problems = receipt.read().problems
         assert len(problems) >= len(said) and all(any(one in each for each in problems) for one in said), problems
         before = len(receipt.read().calls)
+        starts_in(receipt.read().calls)
+        print_receipt(receipt.read().calls, NOTHING)
         receipt.add({"at": 9.0, "tool": "status", "outcome": "done"})
         assert receipt.read().calls[-1]["at"] == 9.0 and len(receipt.read().calls) == before + 1
 
@@ -260,13 +281,14 @@ def test_money_of_a_service_whose_start_was_killed_returns_after_the_end_of_the_
     assert account.state().free == ONE.micro_usd - 2_000_000 and [*account.started.services] == ["demo-2"]
 
 
-def test_open_folder_of_an_ended_allowance_is_removed(settings, tmp_path, monkeypatch):
+def test_open_folder_of_an_ended_allowance_is_removed_and_of_other_worlds_stays(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = place.open_folder("demo")
+    practice = replace(settings, state_file=tmp_path / "rehearsal" / "journal.sqlite")
+    found, other = place.open_folder("demo", settings), place.open_folder("demo", practice)
     (found / "socket").touch()
-    place.remove_open_folder("demo")
-    place.remove_open_folder("demo")
-    assert not found.exists()
+    for _ in range(2):
+        place.remove_open_folder("demo", settings)
+        assert not found.exists() and other.exists()
 
 
 def test_differences_between_calls_and_ledger_are_named():
@@ -362,18 +384,53 @@ def test_key_in_a_closed_folder_and_every_file_of_code_are_searched(settings, op
     nobody, checkout = 65534, open_home.parent / "checkout"
     paths = [open_home / ".ssh" / "id_ed25519", open_home / "google.json", checkout / "credentials" / ".env"]
     paths += [checkout / "serve" / "a" / "b.py", checkout / "new.py", checkout / "var" / "x", checkout / ".git" / "x"]
+    paths += [
+        checkout / ".venv" / "lib" / "x.pth",
+        checkout / ".ci" / "hook",
+        open_home.parent / "made" / "dev" / "y.py",
+    ]
+    paths += [open_home / "application.json", open_home / "aws", open_home / "cloud" / "db", checkout / ".cache" / "x"]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
         path.chmod(0o666)
     (open_home / ".ssh").chmod(0o711)
     monkeypatch.setattr(guarantee, "ROOT", checkout)
-    seen = replace(settings, google_credentials=str(paths[1]))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(paths[10]))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(paths[11]))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(paths[12].parent))
+    paths[12].parent.chmod(0o711)
+    seen = replace(settings, google_credentials=str(paths[1]), environments=paths[9].parent.parent)
     found = [one.split(" can be ")[0] for one in guarantee.reachable(nobody, {nobody}, seen)]
-    assert found == [*map(str, (paths[2], paths[0], paths[1])), *map(str, (paths[2], paths[4], paths[3]))]
+    read = [paths[number] for number in (2, 0, 1, 10, 12, 11)]
+    assert found == [*map(str, (*read, *(paths[number] for number in (8, 7, 2, 4, 3, 9))))]
     for path in paths:
         path.chmod(0o600)
     assert not [*guarantee.reachable(nobody, {nobody}, seen)]
+
+
+@pytest.mark.parametrize("mode, is_named", [(0o700, False), (0o711, True)])
+def test_file_that_the_owner_cannot_examine_is_named_if_the_user_may_enter_its_folder(
+    settings, open_home, monkeypatch, mode, is_named
+):
+    nobody, closed = 65534, open_home / ".aws" / "credentials"
+    closed.parent.mkdir()
+    closed.parent.chmod(mode)
+    real = os.stat
+
+    def of_root(path, *words, **options):
+        if Path(path).parent == closed.parent:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *words, **options)
+
+    monkeypatch.setattr(os, "stat", of_root)
+    found = [*guarantee.reachable(nobody, {nobody}, settings)]
+    assert any(str(closed) in one for one in found) is is_named
+
+
+def test_file_that_vanishes_during_the_search_is_no_error(settings, open_home):
+    assert not guarantee.may(open_home / "gone", 65534, set(), stat.S_IROTH)
+    assert not guarantee.may(open_home / "gone" / "x", 65534, set(), stat.S_IROTH)
 
 
 def test_member_of_a_group_with_the_rights_of_root_is_named():
