@@ -13,7 +13,7 @@ from infra.units import dollars
 from packs.agents.control.account import Account
 from packs.agents.records.allowance import Allowance
 
-LEAST_S = 120.0  # of the allowance: no machine boots in less
+LEAST_S = 120.0  # of the allowance, and of a run: no machine boots in less
 
 
 def check_machine(one: Allowance, provider: str, gpu: str) -> None:
@@ -48,6 +48,12 @@ def first_inside(one: Allowance, offers: Sequence[Mapping[str, Any]]) -> Mapping
     if found is None:
         raise UsageError("none of the cheapest machines is inside the allowance; name provider and gpu; call: offers")
     return found
+
+
+def check_time(left: float) -> None:
+    """Raise UsageError if the allowance ends before a machine boots. left: seconds of the allowance."""
+    if left < LEAST_S:
+        raise UsageError(f"the allowance ends in {left:.0f} s, which is too short for a machine")
 
 
 def check_money(account: Account, micro_usd: int, machines: int = 0) -> None:

@@ -1,10 +1,41 @@
 """Answers of the tools: documents of `inv` commands -> facts for an agent -> at most MOST_BYTES of printable text."""
 
+import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_BYTES = 8000  # of an answer as JSON
+CUT = "long lists are cut: ask for less, or for a single run"
+ARGUMENTS = {  # flags in errors of `inv`, and the arguments of the tools
+    "gpu": "gpu",
+    "num-gpus": "num_gpus",
+    "provider": "provider",
+    "use-spot": "use_spot",
+    "spend-limit": "spend_usd",
+    "ttl": "hours",
+    "phase": "phase",
+    "profile": "profile",
+    "source": "source",
+    "task": "task",
+    "steps": "steps",
+    "set": "options",
+    "replicas": "replicas",
+}
+FLAG = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![a-z-])")
+PATH = re.compile(r"(?<![\w:/.~])(?:~|\.)?/[^\s,;:]+")
+# A clause that only the owner can follow: a command, a flag without an argument, a path, or names of other models.
+OF_THE_OWNER = re.compile(rf"\binv [a-z]|--[a-z]|\bavailable: |{PATH.pattern}")
+
+
+def for_the_agent(error: str) -> tuple[str, str]:
+    """Return the clauses of an error of `inv` for an agent, and from the first command on, the rest for the owner."""
+    clauses = re.split(r"(?<=[;.])\s+", error)
+    first, *more = [FLAG.sub(lambda found: ARGUMENTS[found[1]], clause) for clause in clauses]
+    shown = [PATH.sub("(a path of the owner)", first)]
+    shown += itertools.takewhile(lambda clause: not OF_THE_OWNER.search(clause), more)
+    return " ".join(shown).rstrip(" ;"), " ".join(clauses[len(shown) :])
 
 
 def training_facts(shown: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,14 +65,17 @@ def clean(text: str) -> str:
 
 def bounded(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document of at most MOST_BYTES as JSON: the longest texts and lists are cut, and say so."""
-    document = _cleaned(document)
-    while len(json.dumps(document).encode()) > MOST_BYTES:
+    document, is_cut = _cleaned(document), False
+    while len(json.dumps(document).encode()) > MOST_BYTES - is_cut * len(CUT) * 2:
         holder, key, size = max(_long_parts(document), key=lambda one: one[2])
         value = holder[key]
-        cut = value[: len(value) // 2]
-        holder[key] = f"{cut} [cut]" if isinstance(value, str) else cut
+        cut, is_list = value[: len(value) // 2], isinstance(value, list)
+        holder[key] = cut if is_list else f"{cut} [cut]"
+        is_cut = is_cut or is_list
         if size < 4:
             return {"refused": "the answer is too long; ask for less"}
+    if is_cut:
+        document["result"]["cut"] = CUT
     return document
 
 

@@ -21,7 +21,7 @@ from infra.settings import Settings
 from packs.agents.control import readings, starts
 from packs.agents.control.account import Account
 from packs.agents.control.answers import bounded
-from packs.agents.control.inv_lines import log
+from packs.agents.control.inv_lines import CommandFailed, log
 from packs.agents.control.plans import Plans
 from packs.agents.control.receipt import BEGUN, Receipt
 from packs.agents.control.time_left import refusal
@@ -41,8 +41,8 @@ READINGS: Mapping[str, Callable[[Account, Any], dict[str, Any]]] = {
     "docs_search": readings.docs_search,
 }
 STARTS = {"launch": starts.launch, "serve_up": starts.serve_up}
-START_S = 45.0  # clients of tools give up after a minute; a machine boots for minutes
-MOST_STARTS = 8  # under way, or waiting
+START_S = 45.0  # clients of tools give up after a minute; a machine boots and ends for minutes
+MOST_STARTS = 8  # under way, or waiting; also of ends
 Work = Callable[[Any], dict[str, Any]]
 
 
@@ -51,21 +51,24 @@ class Calls:
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.account, self.receipt = Account(name, settings), Receipt(name, settings)
-        self.plans, self.starting = Plans(self.account), threading.BoundedSemaphore(MOST_STARTS)
+        starts_and_ends = [threading.BoundedSemaphore(MOST_STARTS) for _ in range(2)]
+        self.plans, self.slow = Plans(self.account), dict.fromkeys(STARTS, starts_and_ends[0])
+        self.slow |= {name: starts_and_ends[1] for name, tool in TOOLS.items() if tool.ends}
         self.works: dict[str, Work] = {"plan": self.plans.plan}
         self.works |= {name: partial(work, self.account) for name, work in READINGS.items()}
 
     def answer(self, tool: str, said: Any) -> dict[str, Any]:
         """Return {"result"} or {"refused"} of a call, and write the call into the receipt.
 
-        A start that takes longer than START_S continues in a thread, and the answer names the run.
+        A start or end that takes longer than START_S continues in a thread; the answer names the run of a start.
         """
         entry: dict[str, Any] = {"at": round(time.time(), 3), "call": secrets.token_hex(6), "tool": str(tool)[:40]}
         entry["arguments_sha256"] = _digest(said)
-        if tool not in STARTS:
+        slots = self.slow.get(tool)
+        if slots is None:
             return self._answer(tool, said, entry)
-        if not self.starting.acquire(blocking=False):
-            return {"refused": f"{MOST_STARTS} starts are under way; call: status"}
+        if not slots.acquire(blocking=False):
+            return {"refused": f"{MOST_STARTS} {'starts' if tool in STARTS else 'ends'} are under way; call: status"}
         begun, answered = dict[str, Any](), Future[dict[str, Any]]()
 
         def work() -> None:
@@ -75,12 +78,14 @@ class Calls:
                 log(traceback.format_exc())
                 answered.set_exception(error)
             finally:
-                self.starting.release()
+                slots.release()
 
         threading.Thread(target=work, name=f"start {entry['call']}", daemon=True).start()
         try:
             return answered.result(START_S)
         except FutureTimeout:
+            if tool not in STARTS:
+                return {"result": {"state": "ending", "next": "status"}}
             name = {"run": begun["run"]} if "run" in begun else {}
             return {"result": {**name, "state": "starting" if name else "waits for another start", "next": "status"}}
 
@@ -98,6 +103,8 @@ class Calls:
             found = bounded({"result": work(arguments.read(TOOLS[tool].arguments, said))})
         except (SlipwayError, ConfigError) as error:
             found = {"refused": str(error)[:2000]}
+            if isinstance(error, CommandFailed) and error.for_the_owner:
+                entry["for_the_owner"] = error.for_the_owner
         except Exception:  # the broker logs the error
             self.receipt.add({**entry, "outcome": "failed"})
             raise

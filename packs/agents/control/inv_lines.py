@@ -17,6 +17,7 @@ from typing import Any
 from infra.checkout import ROOT
 from infra.errors import LimitHit, SlipwayError
 from infra.units import moment
+from packs.agents.control.answers import for_the_agent
 from store.untrusted_input import printable
 
 ANSWER_S = 900.0  # of a command that rents nothing
@@ -31,7 +32,18 @@ def log(text: str) -> None:
 
 
 class CommandFailed(SlipwayError):
-    """Raised when a command of `inv` fails; the message is the message of the command."""
+    """Raised when a command of `inv` fails; the message is the part of the command's message for an agent."""
+
+    def __init__(self, said: str, for_the_owner: str = "") -> None:
+        super().__init__(said)
+        self.for_the_owner = for_the_owner
+
+
+def failure(command: str, said: str) -> CommandFailed:
+    """Return the error for the message of a command; the log of the broker gets the whole message."""
+    log(f"inv {command}: {printable(said)}")
+    shown, rest = for_the_agent(printable(said))
+    return CommandFailed(shown[:SHOWN], rest[:SHOWN])
 
 
 class InvLines:
@@ -42,7 +54,7 @@ class InvLines:
         done = self._run(command, flags, words, (), ANSWER_S)
         said = _error(command, done.stderr)
         if done.returncode and not (done.returncode == LimitHit.exit_code and said.startswith(ALARM)):
-            raise CommandFailed(printable(said)[:SHOWN] or _failed(command, done.returncode))
+            raise failure(command, said or _failed(command, done.returncode))
         return done.stdout
 
     def json(
@@ -64,7 +76,7 @@ class InvLines:
         except ValueError:
             raise CommandFailed(_failed(command, done.returncode)) from None
         if done.returncode and isinstance(said, dict) and "error" in said:
-            raise CommandFailed(printable(str(said["error"]))[:SHOWN])
+            raise failure(command, str(said["error"]))
         # A command that has printed the document exits with this code if any machine of the owner is past a limit.
         if done.returncode not in (0, LimitHit.exit_code):
             raise CommandFailed(_failed(command, done.returncode))

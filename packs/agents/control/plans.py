@@ -3,23 +3,37 @@
 A plan is valid for PLAN_S in the broker that made the plan, and starts once: `Plans.take` removes the plan.
 """
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from data.errors import ConfigError
 from infra.agent.limits import boottime_s
 from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.runs import lookup
+from infra.settings import Settings
 from infra.units import count, dollars, micro_usd
 from packs.agents.control import answers, money
 from packs.agents.control.account import Account
-from packs.agents.control.admission import LEAST_S, check_machine, check_money, first_inside, provider_of
+from packs.agents.control.admission import (
+    LEAST_S,
+    check_machine,
+    check_money,
+    check_time,
+    first_inside,
+    provider_of,
+)
 from packs.agents.control.time_left import left_s
 from packs.agents.records.allowance import RENT, SERVE, Allowance
 from packs.agents.records.arguments import PlanArguments
+from trainer.plan import profile_named
 
 PLAN_S = 900.0
+DEFAULT_SOURCE = "pydocs"
 MOST_PLANS = 100
 TRAIN, SERVICE = "train", "serve"
 STARTS = {TRAIN: "launch", SERVICE: "serve_up"}
@@ -43,6 +57,8 @@ class StartPlan:
     """Number, kind and provider, such as `1 x H100-SXM at lium`."""
     max_price: str
     """Highest price per hour of a machine in US dollars."""
+    target: str = ""
+    """Fingerprint of the models of a training; "" for a service."""
 
 
 class Plans:
@@ -60,8 +76,7 @@ class Plans:
             raise UsageError(why)
         check_machine(one, asked.provider, asked.gpu)
         left = left_s(one)
-        if left < LEAST_S:
-            raise UsageError(f"the allowance ends in {left:.0f} s, which is too short for a machine")
+        check_time(left)
         limit = round(asked.spend_usd * 1e6)
         check_money(self.account, limit)
         if asked.kind == SERVICE:
@@ -70,9 +85,13 @@ class Plans:
             shown = self.account.inv.json("serve.up", {**flags, "dry-run": True}, [self.account.free_name()])
             found, offers, machines = answers.service_facts(shown), shown.get("placement"), asked.replicas
         else:
-            flags = training_flags(one, asked, left)
+            flags = training_flags(one, asked, left, self.account.settings)
             shown = self.account.inv.json("launch", {**flags, "dry-run": True})
             found, offers, machines = answers.training_facts(shown), shown.get("offers"), shown.get("nodes", 1)
+            if same := same_work(self.account, shown.get("target", "")):
+                return {**found, **same}
+        if machines > one.machines:
+            raise UsageError(f"the plan needs {count(machines, 'machine')}, and the allowance has {one.machines}")
         if not offers:
             return {**found, "next": "status" if not found.get("steps") else "offers"}
         offer = first_inside(one, offers)
@@ -93,6 +112,7 @@ class Plans:
             held_back=held,
             machine=f"{offer['num_gpus']} x {offer['gpu']} at {offer['provider']}",
             max_price=offer["usd_per_hour"],
+            target=shown.get("target", ""),
         )
         with self.lock:
             self.by_id = dict([*self.by_id.items()][1 - MOST_PLANS :]) | {made.plan_id: made}
@@ -116,15 +136,42 @@ class Plans:
             del self.by_id[plan_id]
 
 
-def training_flags(one: Allowance, asked: PlanArguments, left: float) -> dict[str, Any]:
+def same_work(account: Account, target: str) -> dict[str, Any]:
+    """Return the answer for work that a run does already; {} if no run is at work on the target."""
+    wanted = (target, account.settings.store)
+    with Journal.open(account.settings.state_file) as journal:
+        rows = [*journal.ops(live=True), *lookup.between_pods(journal)]
+    run = next((money.run_of(op) for op in rows if target and (op.target, op.store) == wanted), "")
+    if not run:
+        return {}
+    if run not in account.own_names():
+        return {"rented": False, "message": "a run of the owner does this work; no machine was rented", "next": "plan"}
+    return {"rented": False, "message": "the same work is running", "same_as": run, "next": "status"}
+
+
+def source_of(asked: PlanArguments, settings: Settings) -> str:
+    """Return the named source, else the source of the recipe, else pydocs: never the source in the owner's settings."""
+    if asked.source:
+        return asked.source
+    with contextlib.suppress(UsageError, ConfigError):  # the dry run gives the reason
+        return profile_named(asked.profile or settings.profile, ()).source or DEFAULT_SOURCE
+    return DEFAULT_SOURCE
+
+
+def training_flags(one: Allowance, asked: PlanArguments, left: float, settings: Settings) -> dict[str, Any]:
+    if asked.hours and asked.hours * 3600 < LEAST_S:
+        raise UsageError(
+            f"hours is {asked.hours:g}, which is too short for a machine; the least is {LEAST_S / 3600:.3f}"
+        )
     return {
         **machine_flags(one, asked),
         "phase": asked.phase,
         "profile": asked.profile,
-        "source": asked.source,
+        "source": source_of(asked, settings),
         "init": asked.init,
-        # Models get the tag of the allowance, so that no training of an agent moves a tag of the owner.
+        # All artifacts get the tag of the allowance, so that no training of an agent moves a name of the owner.
         "tag": one.budget,
+        "data-tag": one.budget,
         "move-tag": True,
         "with-missing": True,  # the holder has no command that makes inputs on this machine
         "task": asked.task,

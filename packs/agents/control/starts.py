@@ -12,9 +12,9 @@ from typing import Any
 from infra.errors import SlipwayError, UsageError
 from infra.units import dollars
 from packs.agents.control.account import Account
-from packs.agents.control.admission import check_money
+from packs.agents.control.admission import check_money, check_time
 from packs.agents.control.ending import locked
-from packs.agents.control.plans import SERVICE, TRAIN, Plans, StartPlan, seconds_word
+from packs.agents.control.plans import SERVICE, TRAIN, Plans, StartPlan, same_work, seconds_word
 from packs.agents.control.time_left import left_s, refusal
 from packs.agents.records.allowance import Allowance
 from packs.agents.records.arguments import PlanId
@@ -44,18 +44,13 @@ class Start:
 def launch(account: Account, plans: Plans, asked: PlanId, note: Note) -> dict[str, Any]:
     """Start a planned training."""
     with admitted(account, plans, asked, TRAIN, note) as start:
+        if same := same_work(account, start.plan.target):  # begun after the plan
+            return same
         flags = {**start.flags, "run-name": start.run, "ttl": start_ttl(start, account.allowance)}
         most_s = seconds_of(flags["ttl"]) + AFTER_S
-        said = account.inv.json("launch", flags, held=[start.lock], most_s=most_s)
+        account.inv.json("launch", flags, held=[start.lock], most_s=most_s)
         if start.run not in account.own_names():
-            same = said.get("run") if said.get("run") in account.own_names() else None
-            if said.get("state") == "succeeded":
-                message = "every artifact exists; no machine was rented"
-            elif same:
-                message = "the same work is running"
-            else:
-                message = "a run of the owner does this work; no machine was rented"
-            return {"rented": False, "message": message, **({"same_as": same} if same else {}), "next": "status"}
+            return {"rented": False, "message": "every artifact exists; no machine was rented", "next": "status"}
     return {**start.shown, "next": "status"}
 
 
@@ -74,6 +69,7 @@ def admitted(account: Account, plans: Plans, asked: PlanId, kind: str, note: Not
         one = account.allowance
         if why := refusal(one):
             raise UsageError(why)
+        check_time(left_s(one))
         plan = plans.find(asked.plan_id, kind)
         check_money(account, plan.micro_usd, plan.machines)
         plans.remove(plan.plan_id)

@@ -6,7 +6,7 @@ untrusted JSON -> `read` -> a record -> the tool; `schema` of the same record ->
 import re
 import types
 import typing
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from data.errors import ConfigError
@@ -117,11 +117,6 @@ class SearchArguments:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoArguments:
-    pass
-
-
 def read(kind: type[R], said: Any) -> R:
     """Return the record of untrusted JSON. Raises ConfigError with the field, the bound and what was given."""
     if said is None:
@@ -135,17 +130,18 @@ def read(kind: type[R], said: Any) -> R:
     made = {}
     for name, one in known.items():
         if name in said:
-            made[name] = _value(name, said[name], hints[name], one.metadata)
+            made[name] = _value(one, said[name], hints[name])
         elif one.default is MISSING:
             raise ConfigError(f"the argument {name} is missing: {one.metadata['about']}")
     return kind(**made)
 
 
-def _value(name: str, given: Any, hint: Any, meta: "typing.Mapping[str, Any]") -> Any:
+def _value(one: "Field[Any]", given: Any, hint: Any) -> Any:
+    name, meta = one.name, one.metadata
     if typing.get_origin(hint) is tuple:
         if not isinstance(given, list) or len(given) > 32:
             raise ConfigError(f"{name} must be a list of at most 32 texts")
-        return tuple(_text(name, one, meta["form"]) for one in given)
+        return tuple(_text(name, each, meta["form"]) for each in given)
     if hint is bool:
         if type(given) is not bool:
             raise ConfigError(f"{name} must be true or false")
@@ -157,11 +153,12 @@ def _value(name: str, given: Any, hint: Any, meta: "typing.Mapping[str, Any]") -
                 f"{name} is {str(given)[:40]}; it must be a number from {meta['least']:g} to {meta['most']:g}"
             )
         return hint(given)
-    return _text(name, given, meta["form"])
+    # A line of `inv` leaves out an empty text, so that a setting of the owner would take its place.
+    return given if given == one.default == "" else _text(name, given, meta["form"])
 
 
-def _text(name: str, given: Any, form: "re.Pattern[str] | None") -> str:
-    if not isinstance(given, str) or given and form is not None and not form.fullmatch(given):
+def _text(name: str, given: Any, form: "re.Pattern[str]") -> str:
+    if not isinstance(given, str) or not given or not form.fullmatch(given):
         raise ConfigError(f"{name} is {str(given)[:60]!r}, which is not in the accepted form")
     if name == "options" and any(word in given for word in CLOSED):
         raise ConfigError(f"the option {given[:60]!r} is closed to allowances")
@@ -175,12 +172,12 @@ def schema(kind: type) -> dict[str, Any]:
     for one in fields(kind):
         hint, meta = hints[one.name], one.metadata
         if typing.get_origin(hint) is tuple:
-            said: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "maxItems": 32}
+            said: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 32}
         elif hint in (int, float):
             bounds = {"minimum": meta["least"], "maximum": meta["most"]}
             said = {"type": "integer" if hint is int else "number", **bounds}
         else:
-            said = dict(names[hint])
+            said = names[hint] | ({"minLength": 1} if hint is str and one.default != "" else {})
         found[one.name] = {**said, "description": meta["about"]}
         if one.default is MISSING:
             required.append(one.name)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import ConfigError
-from packs.agents.control.answers import MOST_BYTES, bounded, clean, newest, run_facts
+from packs.agents.control.answers import CUT, MOST_BYTES, bounded, clean, for_the_agent, newest, run_facts
 from packs.agents.control.inv_lines import _flags
 from packs.agents.records.arguments import AskArguments, PlanArguments, read, schema
 from packs.agents.records.tools import TOOLS
@@ -48,6 +48,7 @@ JSON = st.recursive(
         ({"spend_usd": 1, "options": "sft.rows=2"}, "options must be a list"),
         ({"spend_usd": 1, "options": ["rl.rl.unsafe_rewards=true"]}, "is closed to allowances"),
         ({"spend_usd": 1, "options": ["rl.rl.reward=def x"]}, "is closed to allowances|accepted form"),
+        ({"spend_usd": 1, "options": [""]}, "options is ''"),
         ({"spend_usd": 1, "steps": 1.5}, "must be a number"),
         ([1], "one JSON object"),
     ],
@@ -82,6 +83,23 @@ def test_any_json_is_read_or_refused_and_a_read_value_is_one_word_of_a_flag(name
         )
 
 
+@pytest.mark.parametrize("tool", [*TOOLS])
+def test_empty_text_is_refused_unless_the_default_is_empty(tool):
+    kind = TOOLS[tool].arguments
+    said = schema(kind)
+    for name, one in said["properties"].items():
+        if one["type"] != "string":
+            continue
+        with_others = {"run": "demo-1", "prompt": "x", "spend_usd": 1, name: ""}
+        given = {key: value for key, value in with_others.items() if key in said["properties"]}
+        if one.get("default") == "":
+            assert getattr(read(kind, given), name) == "" and "minLength" not in one
+            continue
+        assert one["minLength"] == 1
+        with pytest.raises(ConfigError, match=f"{name} is ''"):
+            read(kind, given)
+
+
 def test_schema_of_every_tool_names_types_bounds_and_required_arguments():
     for tool in TOOLS.values():
         said = schema(tool.arguments)
@@ -97,11 +115,56 @@ def test_answers_have_a_bounded_size(said):
     assert len(json.dumps(found).encode()) <= MOST_BYTES
 
 
+def test_cut_list_says_so():
+    assert "cut" not in bounded({"result": {"rows": [1]}})["result"]
+    found = bounded({"result": {"rows": [{"b": "y" * 300}] * 90}})["result"]
+    assert 0 < len(found["rows"]) < 90 and found["cut"] == CUT
+
+
+WORKING = "demo-1 is already running the same work, but was launched with other flags: --run-name demo-2; nothing was"
+STORE = "artifacts would go to /home/owner/var/artifacts, which a rented machine cannot reach"
+
+
+@pytest.mark.parametrize(
+    "error, shown, rest",
+    [
+        (
+            f"{WORKING} changed. To end the run first: inv down demo-1; to see the plan: --dry-run",
+            f"{WORKING} changed.",
+            "To end the run first: inv down demo-1; to see the plan: --dry-run",
+        ),
+        (
+            f"{STORE}; choose a remote store: --store hf://user/repo",
+            STORE.replace("/home/owner/var/artifacts", "(a path of the owner)"),
+            "choose a remote store: --store hf://user/repo",
+        ),
+        (
+            "--init d1: d1 is no folder; did you mean --init /home/owner/var/base_checkpoints/d12?",
+            "--init d1: d1 is no folder",
+            "did you mean --init /home/owner/var/base_checkpoints/d12?",
+        ),
+        ("no model 'x'; available: base_checkpoints/d12", "no model 'x'", "available: base_checkpoints/d12"),
+        (
+            "no machine has 80 GB; raise --num-gpus to 2, or leave out --gpu; see: inv offers --gpu H100",
+            "no machine has 80 GB; raise num_gpus to 2, or leave out gpu",
+            "see: inv offers --gpu H100",
+        ),
+        (
+            "hf://a/b: https://huggingface.co/a/b: 404; try a public model",
+            "hf://a/b: https://huggingface.co/a/b: 404; try a public model",
+            "",
+        ),
+        ("", "", ""),
+    ],
+)
+def test_error_for_an_agent_ends_before_the_part_that_only_the_owner_can_follow(error, shown, rest):
+    assert for_the_agent(error) == (shown, rest)
+
+
 @pytest.mark.parametrize("prompt", ["a\x00b", "a\ud800b", "", "x" * 4001])
 def test_prompt_that_no_command_line_can_hold_is_refused(prompt):
-    if prompt:
-        with pytest.raises(ConfigError, match="prompt is"):
-            read(AskArguments, {"run": "demo-1", "prompt": prompt})
+    with pytest.raises(ConfigError, match="prompt is"):
+        read(AskArguments, {"run": "demo-1", "prompt": prompt})
     assert read(AskArguments, {"run": "demo-1", "prompt": "a\nb ä 🙂"}).prompt == "a\nb ä 🙂"
 
 

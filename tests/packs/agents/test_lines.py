@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 
 import pytest
 
@@ -15,17 +16,22 @@ from infra.agent.limits import boottime_s, read_clocks
 from infra.agent.process import identify
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.settings import Settings
 from packs.agents.control import calls, files, inv_lines
 from packs.agents.control.account import Account
+from packs.agents.control.broker import Broker
 from packs.agents.control.inv_lines import CommandFailed, InvLines
-from packs.agents.control.plans import TRAIN, StartPlan
+from packs.agents.control.plans import TRAIN, StartPlan, training_flags
 from packs.agents.records import client
-from packs.agents.records.allowance import Allowance
+from packs.agents.records.allowance import Allowance, digest
+from packs.agents.records.arguments import PlanArguments
 from tests.infra.agent.world import until
 from tests.world import ROOT
+from trainer.plan import profile_named
 
 OTHER = "theirs (lium, 2.50 USD/h, since noon); they may still bill: theirs. Run: inv down theirs"
+EXISTS = "every artifact exists; no machine was rented"
 ALARM = f'{{"error": "ALARM: the deletion of these pods is not proven: {OTHER}", "exit_code": 5}}'
 LATE = f"theirs: past a limit\ninv logs: ALARM: the deletion of these pods: {OTHER}"
 
@@ -161,22 +167,129 @@ def test_call_without_an_answer_is_no_failed_call(tmp_path, monkeypatch):
     assert said == {"refused": "no answer yet; the call may have had effect: call status"}
 
 
+def at_work(account: Account, run: str, budget: str, target: str) -> Op:
+    """Write the row of a run at work on a target."""
+    with Journal.open(account.settings.state_file) as journal:
+        row = {"budget_name": budget, "budget_run": run, "rate": 100, "cap": 200} if budget else {}
+        return journal.plan(
+            token=f"t-{run}", run=run, vendor="lium", target=target, store=account.settings.store, **row
+        )
+
+
+DRY_RUN = {"artifacts": [], "steps": ["sft"], "notes": [], "offers": [], "run": "theirs", "target": "a-target"}
+
+
 @pytest.mark.parametrize(
-    ("said", "own", "message"),
+    ("run", "target", "message"),
     [
-        ({"run": None, "state": "succeeded"}, [], "every artifact exists; no machine was rented"),
-        ({"run": "demo-9", "state": "succeeded"}, ["demo-9"], "every artifact exists; no machine was rented"),
-        ({"run": "demo-9", "state": "running"}, ["demo-9"], "the same work is running"),
-        ({"run": "theirs", "state": "running"}, [], "a run of the owner does this work; no machine was rented"),
+        ("demo-1", "a-target", "the same work is running"),
+        ("theirs", "a-target", "a run of the owner does this work; no machine was rented"),
+        ("demo-1", "other", ""),
+        ("theirs", "", ""),
     ],
 )
-def test_start_of_work_that_another_run_does_names_no_run_of_the_owner(tmp_path, monkeypatch, said, own, message):
+def test_work_that_a_run_does_already_starts_no_second_run_and_names_no_run_of_the_owner(
+    tmp_path, monkeypatch, run, target, message
+):
     broker, plan_id = broker_with_a_plan(tmp_path, monkeypatch)
-    monkeypatch.setattr(InvLines, "json", lambda *_, **__: said)
-    monkeypatch.setattr(Account, "own_names", lambda self: own)
+    plan = broker.plans.by_id[plan_id]
+    broker.plans.by_id[plan_id] = replace(plan, target=target and "a-target")
+    files.save(replace(broker.account.allowance, machines=3), broker.account.settings)
+    is_own = run == "demo-1" and broker.account.new_run(0, 1) == run
+    op = at_work(broker.account, run, "allow-demo" if is_own else "", target)
+    lines = list[str]()
+
+    def answer(self, command, flags, words=(), held=(), most_s=0.0):
+        lines.append(command)
+        return {**DRY_RUN, "target": target and "a-target"}
+
+    monkeypatch.setattr(InvLines, "json", answer)
+    planned = broker.answer("plan", {"spend_usd": 1, "gpu": "L4"})["result"]
     found = broker.answer("launch", {"plan_id": plan_id})["result"]
-    assert (found["rented"], found["message"], found.get("same_as")) == (False, message, own[0] if own else None)
-    assert "theirs" not in str(found)
+    assert lines == ["launch"] * (1 if message else 2) and "theirs" not in str((planned, found))
+    for said in (planned, found):
+        assert said.get("same_as") == (run if message and is_own else None)
+        assert said.get("message") == (message or (said is found and EXISTS) or None) and "plan_id" not in said
+    with Journal.open(broker.account.settings.state_file) as journal:
+        journal.advance(op, "unsent")
+    assert "same_as" not in broker.answer("plan", {"spend_usd": 1, "gpu": "L4"})["result"]
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ({"kind": "serve", "model": "hf://a/b", "replicas": 2}, "the plan needs 2 machines, and the allowance has 1"),
+        ({"hours": 0.0001}, "hours is 0.0001, which is too short for a machine; the least is 0.033"),
+    ],
+)
+def test_plan_that_never_starts_is_refused(tmp_path, monkeypatch, said, refused):
+    broker, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    offer = {"provider": "lium", "gpu": "L4", "num_gpus": 1, "usd_per_hour": "0.30"}
+    document = {"model_name": "b", "engine": "vllm", "placement": [offer]}
+    monkeypatch.setattr(InvLines, "json", lambda *_, **__: document)
+    assert broker.answer("plan", {"spend_usd": 1, **said})["refused"] == refused
+
+
+def test_start_in_the_last_seconds_of_an_allowance_is_refused_in_words(tmp_path, monkeypatch):
+    broker, plan_id = broker_with_a_plan(tmp_path, monkeypatch)
+    files.save(replace(broker.account.allowance, ttl_s=60.0), broker.account.settings)
+    assert "too short for a machine" in broker.answer("launch", {"plan_id": plan_id})["refused"]
+    assert plan_id in broker.plans.by_id
+
+
+def test_text_of_a_plan_is_never_the_source_of_the_owner(tmp_path, monkeypatch):
+    private = tmp_path / "private.jsonl"
+    private.write_text('{"text": "canary"}\n')
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("profile: speedrun\n")
+    monkeypatch.setenv("SLIPWAY_SOURCE", str(private))
+    broker, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    one, settings = broker.account.allowance, broker.account.settings
+    assert settings.source == str(private)
+
+    def source(settings, **said):
+        return training_flags(one, PlanArguments(spend_usd=1, **said), 60.0, settings)["source"]
+
+    speedrun = profile_named("speedrun", ()).source
+    assert speedrun.startswith("hf://") and source(settings, profile="speedrun") == speedrun
+    assert source(settings) == source(settings, profile="tiny") == source(settings, profile="gone") == "pydocs"
+    assert source(settings, source="fineweb", profile="speedrun") == "fineweb"
+    assert source(replace(settings, profile=str(recipe))) == speedrun
+
+
+def test_error_of_a_command_is_cut_for_the_agent_and_whole_for_the_owner(tmp_path, monkeypatch, capfd):
+    broker, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    error = f"artifacts would go to {tmp_path}/artifacts; choose a remote store: --store hf://user/repo"
+
+    def fail(*_, **__):
+        raise inv_lines.failure("launch", error)
+
+    monkeypatch.setattr(InvLines, "json", fail)
+    said = broker.answer("plan", {"spend_usd": 1})
+    assert said == {"refused": "artifacts would go to (a path of the owner)"}
+    (call,) = broker.receipt.read().calls
+    assert call["for_the_owner"] == "choose a remote store: --store hf://user/repo" and error in capfd.readouterr().err
+
+
+@pytest.mark.process
+def test_end_is_answered_while_other_calls_hang_and_after_a_while_goes_on(tmp_path, monkeypatch):
+    class Impatient(Future):
+        def result(self, timeout=None):
+            raise FutureTimeout
+
+    calls_of, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    files.save(replace(calls_of.account.allowance, token_sha256=digest("t")), calls_of.account.settings)
+    with Broker(tmp_path / "socket", calls_of) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client.place_file(tmp_path, "demo").write_text(f"{tmp_path}/socket\n")
+        while server.slots.acquire(blocking=False):
+            pass
+        assert "calls are at work" in client.call(tmp_path, "demo", "t", "status", {})["refused"]
+        assert "is no run" in client.call(tmp_path, "demo", "t", "down", {"run": "demo-7"})["refused"]
+        monkeypatch.setattr(calls, "Future", Impatient)
+        said = client.call(tmp_path, "demo", "t", "down", {"run": "demo-7"})
+        assert said == {"result": {"state": "ending", "next": "status"}}
+        server.shutdown()
 
 
 @pytest.mark.process
