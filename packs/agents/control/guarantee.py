@@ -101,8 +101,9 @@ def code(root: Path, environments: Path) -> Iterator[tuple[Path, Iterable[Path]]
     yield root, [root]
     yield root / ".git", [path for name in GIT if (path := root / ".git" / name).exists()]
     tops = {one for one in root.iterdir() if one.name in HIDDEN_CODE or one.name[0] != "." and one.name not in NO_CODE}
-    python = {Path(sys.prefix)} if sys.prefix != sys.base_prefix else set()  # of `inv` and of the broker
-    for top in sorted({*tops, *python, environments}):
+    made = {environments.resolve()}  # perhaps on another disk, behind a link
+    made |= {Path(sys.prefix).resolve()} if sys.prefix != sys.base_prefix else set()  # of `inv` and of the broker
+    for top in sorted(tops | made):
         if not top.is_symlink():
             yield top, itertools.chain([top], below(top))
 
