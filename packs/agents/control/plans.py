@@ -79,14 +79,14 @@ class Plans:
         check_time(left)
         limit = round(asked.spend_usd * 1e6)
         check_money(self.account, limit)
+        name = self.account.free_name()  # without a name, a dry run updates a service, or continues an interrupted run
         if asked.kind == SERVICE:
             flags = service_flags(one, asked, bool(self.account.settings.rehearsal))
-            # Without a free name, a plan would update a service of the owner.
-            shown = self.account.inv.json("serve.up", {**flags, "dry-run": True}, [self.account.free_name()])
+            shown = self.account.inv.json("serve.up", {**flags, "dry-run": True}, [name])
             found, offers, machines = answers.service_facts(shown), shown.get("placement"), asked.replicas
         else:
             flags = training_flags(one, asked, left, self.account.settings)
-            shown = self.account.inv.json("launch", {**flags, "dry-run": True})
+            shown = self.account.inv.json("launch", {**flags, "run-name": name, "dry-run": True})
             found, offers, machines = answers.training_facts(shown), shown.get("offers"), shown.get("nodes", 1)
             if same := same_work(self.account, shown.get("target", "")):
                 return {**found, **same}
