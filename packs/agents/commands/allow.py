@@ -188,7 +188,7 @@ def show_list(journal: Journal, settings: Settings, as_json: bool) -> None:
     if not every:
         render.say("no allowances; to give an agent 20 USD for 12 hours: inv allow NAME --spend 20 --ttl 12h")
         return
-    rows = [("allowance", "state", "spent", "free", "of", "machines", "ends")]
+    rows: list[tuple[str, ...]] = [("allowance", "state", "spent", "free", "of", "machines", "ends")]
     for said in every:
         machines = f"{said['live_machines']} of {said['most_machines']}" if "ends" in said else ""
         names = ("allowance", "state", "spent_usd", "free_usd", "total_usd")
@@ -224,7 +224,7 @@ def show_receipt(one: Allowance, journal: Journal, settings: Settings, as_json: 
 
 
 def print_receipt(calls: Sequence[Mapping[str, Any]], seen: Reconciliation) -> None:
-    rows = [("at", "call", "run", "machine", "USD/h", "outcome")]
+    rows: list[tuple[str, ...]] = [("at", "call", "run", "machine", "USD/h", "outcome")]
     for call in calls:
         row = [str(call.get(name, "")) for name in ("tool", "run", "machine", "usd_per_hour")]
         why = "; ".join(call[name] for name in ("why", "for_the_owner") if call.get(name))
