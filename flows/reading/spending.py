@@ -1,5 +1,6 @@
 """The spending report: lines and monthly sums of the ledger, with current bills of vendors on request."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -105,9 +106,17 @@ def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[
         for row, bill in zip(due, bills, strict=True):
             if isinstance(bill, SlipwayError):
                 problems.append(f"{row.run}: {bill}")
-            elif bill is not None and told.get(row.token, (0, None))[1] != bill:
+            # A pod that has ended meanwhile: the bill may be from before the end, so the next query decides.
+            elif bill is not None and row.is_live is journal.op(row.token).is_live and is_news(row, bill, told):
                 journal.record_cost(row.token, "vendor", bill)
     return problems
+
+
+def is_news(row: Op, bill: int, told: dict[str, tuple[int, int]]) -> bool:
+    """Return whether a bill changes the ledger: a new amount, or the first report after the end, or the last one."""
+    at, before = told.get(row.token, (0, None))
+    ends = [] if row.ended_at is None else [row.ended_at, row.ended_at + LATE_S]
+    return bill != before or any(at < one <= time.time() for one in ends)
 
 
 def bill_of(market: Market, row: Op) -> int | None:

@@ -25,10 +25,7 @@ Now = float | Clocks  # a float: wall clock only
 
 
 def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """Return the seconds from the request to now, or to a known end, by the vendor's clock.
-
-    Time limits count from the request.
-    """
+    """Return the seconds from the request, as time limits count, to now or a known end, by the vendor's clock."""
     if op.state == FAILED:  # no pod was rented
         return 0.0
     sent_at = _sent_at(op)
@@ -231,31 +228,27 @@ class PodCost:
     ended_at: int | None  # None = not proven gone
     elapsed_s: float  # seconds by the vendor's clock
     quoted_micro_usd: int  # rate x time; a started billing unit of the vendor counts in full
-    billed_micro_usd: int | None  # bill of the vendor; None = not reported, or not known for the month alone
+    billed_micro_usd: int | None  # bill of the vendor; None = not reported
     billed_at: int | None  # time of the vendor's report
 
     @property
     def micro_usd(self) -> int:
-        """Return the vendor's bill for an ended pod, else the larger of quote and bill.
+        """Return the final bill, else the larger of quote and bill: a bill of a running pod lags."""
+        billed = self.billed_micro_usd or 0
+        return billed if self.is_final else max(self.quoted_micro_usd, billed)
 
-        The bill of a running pod lags, and only ever raises the quote. Without a bill, return the quote.
-        """
-        if self.billed_micro_usd is None:
-            return self.quoted_micro_usd
-        return self.billed_micro_usd if self.ended_at else max(self.quoted_micro_usd, self.billed_micro_usd)
+    @property
+    def is_final(self) -> bool:
+        """Return whether the vendor has reported the bill since the end of the pod."""
+        return None not in (self.billed_micro_usd, self.ended_at) and (self.billed_at or 0) >= (self.ended_at or 0)
 
 
 def ledger(
-    rows: Iterable[Op],
-    told: Mapping[str, tuple[int, int]],
-    now: Now,
-    *,
-    clock_scale: float = 1.0,
-    month: str = "",
+    rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: Now, *, clock_scale: float = 1.0, month: str = ""
 ) -> list[PodCost]:
     """Return a line for each row, except PLANNED and FAILED rows, in the order of `rows`.
 
-    `month`: a UTC month, such as `2026-11`; count only costs in that month. `told`: bills by token, as from
+    `month`: a UTC month, such as `2026-11`; count the part of the time in that month. `told`: bills by token, as from
     `Journal.reported_costs`. The vendors' clocks run `clock_scale` times as fast as ours.
     """
     lines = []
@@ -272,8 +265,12 @@ def ledger(
             continue
         is_whole = began_at >= since and last <= until
         elapsed_s = age_s(row, now, clock_scale) if is_whole else max(0.0, inside_s) * clock_scale
-        quoted = spent(row, now, clock_scale) if is_whole else math.ceil(elapsed_s * row.rate / 3600)
-        at, billed = told.get(row.token, (None, None))
+        quoted, (at, billed) = spent(row, now, clock_scale), told.get(row.token, (None, None))
+        if not is_whole:  # Parts up to the borders of the month are rounded, so that the months add up.
+            before_s, by_s = (int(min(max(border, began_at), last)) - began_at for border in (since, until))
+            whole_s = last - began_at
+            quoted = quoted * by_s // whole_s - quoted * before_s // whole_s
+            billed = billed and billed * by_s // whole_s - billed * before_s // whole_s
         lines.append(
             PodCost(
                 token=row.token,
@@ -285,8 +282,8 @@ def ledger(
                 ended_at=gone_at,
                 elapsed_s=elapsed_s,
                 quoted_micro_usd=quoted,
-                billed_micro_usd=billed if is_whole else None,
-                billed_at=at if is_whole else None,
+                billed_micro_usd=billed,
+                billed_at=at,
             )
         )
     return lines

@@ -51,14 +51,17 @@ def reconcile(calls: Sequence[Mapping[str, Any]], account: Account, journal: Jou
         found.append(f"the ledger has {in_usd(ledger)}, and the allowance has counted {in_usd(counted)}")
     if counted > account.allowance.micro_usd:
         found.append(f"cost {in_usd(counted)} is above the allowance of {in_usd(account.allowance.micro_usd)}")
-    unknown = [one for one in lines if one.billed_micro_usd is None and one.ended_at]
+    unknown = [one for one in lines if one.ended_at and not one.is_final]
     return Reconciliation(
         machines=tuple(lines),
         counted=counted,
         ledger=ledger,
         billed=sum(line.billed_micro_usd or 0 for line in lines),
         differences=tuple(found),
-        unanswered=(*problems, *(f"{one.run}: {one.provider} has reported no bill of {one.pod_id}" for one in unknown)),
+        unanswered=(
+            *problems,
+            *(f"{one.run}: {one.provider} has reported no final bill of {one.pod_id}" for one in unknown),
+        ),
     )
 
 

@@ -73,7 +73,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
         if events[-1].event == "unsent":
             continue
         billed_from = events[0].at + spend.billed_from(op) - (op.intent_at if op.sent_at is None else op.sent_at)
-        billed = cost.billed_micro_usd if cost and not op.is_live else None
+        billed = cost.billed_micro_usd if cost and cost.is_final else None
         records = PodRecords(
             moments=events,
             until=max(now.wall_s, events[-1].at) if op.is_live else _ended_at(events),

@@ -73,21 +73,34 @@ def test_the_vendors_bill_counts_after_the_end_and_only_raises_our_sum_before():
     now = NOVEMBER + 2 * HOUR
     less, more = {"t": (now, 1_000)}, {"t": (now, 9_000_000)}
     assert [ledger_line([row()], told, now).micro_usd for told in (less, more)] == [2_000_000, 9_000_000]
-    assert [ledger_line([row(ended_at=now)], told, now).micro_usd for told in (less, more, {})] == [
-        1_000,
-        9_000_000,
-        2_000_000,
-    ]
+    ended = row(state="TERMINATED", ended_at=now)
+    assert [ledger_line([ended], told, now).micro_usd for told in (less, more, {})] == [1_000, 9_000_000, 2_000_000]
 
 
-def test_a_month_has_its_own_costs_and_the_months_add_up():
-    rows, told = [row(state="TERMINATED", sent_at=DECEMBER - HOUR, ended_at=DECEMBER + 2 * HOUR)], {"t": (DECEMBER, 5)}
-    parts = [ledger_line(rows, told, DECEMBER + HOUR, month=month) for month in ("2026-11", "2026-12")]
+def test_bill_from_the_middle_of_a_run_is_no_final_bill():
+    """A vendor reports no bill of a deleted machine, and a user reads the bill of a live machine at any time."""
+    ended = row(state="TERMINATED", ended_at=NOVEMBER + 11 * HOUR)
+    at_1_h, after = (NOVEMBER + 2 * HOUR, 2_000_000), (NOVEMBER + 11 * HOUR, 19_000_000)
+    costs = [ledger_line([ended], {"t": told}, DECEMBER) for told in (at_1_h, after)]
+    assert [(one.micro_usd, one.is_final) for one in costs] == [(20_000_000, False), (19_000_000, True)]
+
+
+@pytest.mark.parametrize("vendor", ["runpod", "shadeform"])
+@pytest.mark.parametrize("told", [{}, {"t": (DECEMBER, 5_000_001)}, {"t": (DECEMBER + 3 * HOUR, 17_999_999)}])
+@pytest.mark.parametrize("ended_at", [None, DECEMBER + 2 * HOUR])
+def test_a_month_has_its_own_costs_and_the_months_add_up(vendor, told, ended_at):
+    facts = {"vendor": vendor, "rate": 10_000_000, "sent_at": DECEMBER - HOUR, "ended_at": ended_at}
+    rows, now = [row(state="TERMINATED" if ended_at else "READY", **facts)], DECEMBER + 2 * HOUR
+    parts = [ledger_line(rows, told, now, month=month) for month in ("2026-11", "2026-12")]
     assert [part.elapsed_s for part in parts] == [HOUR, 2 * HOUR + 1]
-    assert [part.billed_micro_usd for part in parts] == [None, None]  # the vendor's sum covers both months
-    assert sum(part.quoted_micro_usd for part in parts) == pytest.approx(
-        ledger_line(rows, {}, 0).quoted_micro_usd, abs=600
-    )
+    whole = ledger_line(rows, told, now)
+    assert sum(part.micro_usd for part in parts) == whole.micro_usd
+    assert sum(part.quoted_micro_usd for part in parts) == whole.quoted_micro_usd == 30_000_000
+    assert parts[0].micro_usd == pytest.approx(whole.micro_usd / 3, rel=1e-3)
+
+
+def test_month_without_the_pod_and_wrong_months():
+    rows, told = [row(state="TERMINATED", sent_at=DECEMBER - HOUR, ended_at=DECEMBER + 2 * HOUR)], {"t": (DECEMBER, 5)}
     assert ledger(rows, told, DECEMBER, month="2026-10") == ledger(rows, told, DECEMBER, month="2027-01") == []
     assert months(DECEMBER - 1, span("2027-01")[0]) == ["2026-11", "2026-12", "2027-01"]
     for wrong in ("2026", "2026-13", "november"):
