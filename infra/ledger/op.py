@@ -147,6 +147,11 @@ class Op:
         return self.rank == 0 and not self.detached
 
     @property
+    def run_of_nodes(self) -> str:
+        """Return the name of the run of the node; the rank of a further node is the suffix of the name of the pod."""
+        return self.run.removesuffix(f".{self.rank}") if self.rank else self.run
+
+    @property
     def outlives_run(self) -> bool:
         """Return whether the pod stays after a run: a held pod or a member of a set of pods."""
         return self.owner_kind in ("held", "pod_set")
@@ -158,10 +163,7 @@ class Op:
 
     @property
     def service(self) -> str:
-        """Return the service with this pod as a replica, "" for none.
-
-        The controller of the service looks after the pod; the pod belongs to no run.
-        """
+        """Return the service whose controller looks after the pod, "" for none; a replica belongs to no run."""
         return self.owner if self.owner_kind == "service" else ""
 
 

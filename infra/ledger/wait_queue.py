@@ -124,7 +124,7 @@ def find_blocker(
 ) -> "Op | QueueTicket | None":
     """Return the row or the earlier turn blocking a waiting turn at `place`, or None."""
     for op in rows:
-        is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.rank > 0 and not op.detached
+        is_ours = op.run_of_nodes == turn.run and not (op.rank and op.detached)
         is_there = op.is_live and (op.vendor, op.place) == (turn.vendor, place)
         if is_there and not is_ours and not may_share(op.devices, turn.devices):
             return op

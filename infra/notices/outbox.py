@@ -231,7 +231,8 @@ def notify_end(
     names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
     if not names:
         return
-    total = spend.total(journal.ops(run=op.run), journal.reported_costs("vendor"), read_clocks(), clock_scale=scale)
+    rows = [one for one in journal.ops() if one.run_of_nodes == op.run_of_nodes]
+    total = spend.total(rows, journal.reported_costs("vendor"), read_clocks(), clock_scale=scale)
     key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
     note = str(verdict.get("reason") or op.reason)
     notice = Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total)

@@ -51,7 +51,7 @@ def size_of(op: Op) -> int:
 
 def run_of(op: Op) -> str:
     """Return the name of the run that includes the pod of this row."""
-    return _group_of(op).run or op.run
+    return _group_of(op).run or op.run_of_nodes  # A pod has no group until the nodes know each other.
 
 
 def detached_of(run: str, journal: Journal) -> list[Op]:

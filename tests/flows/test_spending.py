@@ -116,6 +116,17 @@ def test_bill_of_a_pod_that_ends_during_the_query_waits_for_the_next_query(journ
     assert ask(journal, settings).micro_usd == 19_000_000
 
 
+def test_cost_of_a_run_has_the_nodes_that_were_given_back_before_they_met(journal, settings):
+    for run, rank in (("b", 0), ("b.1", 1), ("b.2", 2), ("b.10", 0)):
+        op = journal.plan(token=f"sw1-{run}", run=run, rank=rank, vendor="lium", rate=36 * 10**9)
+        op = journal.advance(journal.advance(op, "sending"), "created", remote_id=run)
+        op = journal.advance(journal.advance(op, "end", reason="no machine is left"), "gone")
+        journal.note(op, sent_at=op.ended_at - HOUR, lived_s=float(HOUR))
+    assert [one.token for one in spending.spent(journal, settings, run="b").lines] == ["sw1-b", "sw1-b.1", "sw1-b.2"]
+    of_all = spending.by_run(spending.spent(journal, settings).lines)
+    assert of_all == {"b": 3 * 36 * 10**9, "b.10": 36 * 10**9}
+
+
 def end_elsewhere(settings):
     with Journal.open(settings.state_file) as journal:
         end(journal)

@@ -107,6 +107,18 @@ def test_a_pod_beyond_its_limit_ends_with_any_keeper(journal, settings, monkeypa
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]  # until the pod is proven gone
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_detached_pod_of_a_kept_run_is_ended_while_the_run_goes_on(journal, settings, rank):
+    settings, run = replace(settings, runpod_api_key="k" * 32), "far-1.1" if rank else "far-1"
+    unclear = journal.advance(
+        journal.plan(token="sw1-lost", run=run, rank=rank, vendor="runpod", rate=2_000_000), "sending"
+    )
+    journal.advance(journal.advance(unclear, "unclear"), "detach", reason="no answer")
+    begun(journal, run, token="sw1-next", vendor="runpod", rate=2_000_000, rank=rank)
+    journal.leases.acquire(keeper_lease("far-1"))
+    assert [op.token for op in due.pods_to_end(journal, settings)] == ["sw1-lost"]
+
+
 def test_a_finished_run_stays_finished_and_a_run_of_a_dead_keeper_continues(journal, settings, monkeypatch):
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
     lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")

@@ -28,11 +28,11 @@ def due_pods(journal: Journal, settings: Settings) -> list[Op]:
     """Return the rented pods due to end, oldest first.
 
     The list holds every pod past a limit, even under a lease. The list also holds pods without a lease holder: pods not
-    proven gone after a request to end, and pods whose launch died before the hand-over.
+    proven gone after a request to end, and pods whose launch died before the hand-over. No keeper owns a detached pod.
     """
     held, found = journal.leases.held_names(), []
     for op in journal.ops(live=True):
-        owners = {keeper_lease(run_rows.run_of(op)), service_lease(op.service)}
+        owners = {service_lease(op.service), "" if op.detached else keeper_lease(run_rows.run_of(op))}
         if op.state != TERMINATING:  # Several processes may request the end of a pod.
             owners.add(run_rows.lease(op.token))
         is_left = op.state in TO_END and is_rented(op.vendor) and not owners & held

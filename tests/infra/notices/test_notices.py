@@ -17,6 +17,7 @@ import pytest
 
 from infra.agent.process import identify
 from infra.errors import UsageError
+from infra.ledger.journal import Journal
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice, send_now
 from infra.notices.sending import send
@@ -197,6 +198,20 @@ def test_notices_of_many_threads_are_recorded_once(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         new = list(pool.map(lambda _: outbox.put(NOTICE, ["team"], ours), range(64)))
     assert sum(new) == 1 and len(list(outbox.records(ours))) == 1
+
+
+def test_notice_about_the_end_has_the_cost_of_all_nodes(tmp_path):
+    ours = settings(tmp_path, SLIPWAY_HOOK_A="command true")
+    with Journal.open(ours.state_file) as journal:
+        for rank, run in ((0, "otter"), (1, "otter.1"), (1, "heron.1")):
+            asked = json.dumps({"meant": {"notify": "a"}})
+            op = journal.plan(token=run, run=run, rank=rank, vendor="lium", rate=36_000_000, asked=asked)
+            op = journal.advance(journal.advance(op, "sending"), "created", remote_id=run)
+            op = journal.advance(journal.advance(op, "end", reason="x"), "gone")
+            journal.note(op, sent_at=op.ended_at - 1000, lived_s=1000.0)
+        outbox.notify_end(journal.op("otter"), "succeeded", journal, ours, print)
+    ((_, record),) = outbox.records(ours)
+    assert record["said"]["cost_usd"] == "20.00"
 
 
 def test_an_unknown_hook_name_is_refused_with_the_line_to_write(tmp_path):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.pods import stop
+from flows.runs import resume
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
 from infra.errors import NoOffer, SlipwayError, UsageError
@@ -33,6 +35,7 @@ from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror, snapshot
 from infra.selection.choose import of_machines
+from infra.settings import Settings
 from infra.transport.protocol import Unreachable
 from infra.transport.ssh import Ssh
 from store.backoff import Backoff
@@ -431,6 +434,26 @@ def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal
     with pytest.raises(AlreadyLive):
         again(place="box/3")
     assert journal.advance(lost, "gone").detached
+
+
+def test_pod_of_a_node_that_has_not_met_the_others_belongs_to_the_run(journal):
+    """The nodes get a group only after code and inputs are on all nodes."""
+    first, second = two_nodes(journal)
+    for op in (first, second):
+        journal.note(op, job=replace(op.read_job(), group=NodeGroup()).to_json())
+    lost = pods.detach(journal.op(second.token), journal, "the request for the machine was not answered")
+    assert run_rows.run_of(lost) == "a-1" and run_rows.detached_of("a-1", journal) == [lost]
+    assert [op.token for op in stop.rows_of("a-1", journal)] == [first.token, lost.token]
+    with pytest.raises(UsageError, match="a-1.1 was a node of a-1; run: inv resume a-1"):
+        resume.resumption(lost.run, "", "", journal, Settings.load(ROOT, environ={}), print)
+
+
+@pytest.mark.parametrize(
+    ("run", "rank", "expected"), [("a", 0, "a"), ("a.1", 1, "a"), ("a.1", 0, "a.1"), ("a.1.12", 12, "a.1")]
+)
+def test_name_of_a_run_follows_from_the_name_and_the_rank_of_a_pod(run, rank, expected):
+    op = Op(token="t", run=run, rank=rank, vendor="ssh")
+    assert run_rows.run_of(op) == op.run_of_nodes == expected and run_rows.name_of(expected, rank) == run
 
 
 def test_a_run_with_a_lost_node_is_not_over(journal):

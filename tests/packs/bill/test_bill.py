@@ -404,6 +404,20 @@ def test_bill_of_a_run_counts_the_machines_and_not_the_refused_requests(world):
     assert len(sources.pods_of(journal.ops(run="otter"), journal, found, pytest.fail, False)) == 2
 
 
+def test_bill_of_a_run_has_the_nodes_that_were_given_back_before_they_met(world):
+    found, journal = world
+    for rank, run in enumerate(("crane", "crane.1")):
+        op = journal.plan(
+            **{"token": f"sw1-{run}", "run": run, "rank": rank, "vendor": "lium", "rate": 36 * 10**9},
+            job=Job(run, "", BASE.steps).to_json(),
+        )
+        op = journal.advance(journal.advance(op, "sending"), "created", remote_id=run)
+        journal.advance(journal.advance(op, "end", reason="no machine is left"), "gone")
+    assert sources.bill_of_run("crane", journal, found, pytest.fail, asks=False).pods == 2
+    compared = tables.BillView().of_flags(cost_command.CostFlags(added=(BillFlags(compare="runs"),)), journal, found)
+    assert [(one["run"], one["pods"]) for one in compared.document["runs"]] == [("crane", 2)]
+
+
 def test_table_of_a_run_comes_from_the_journal_and_the_copied_timeline(tmp_path):
     environ = {
         "SLIPWAY_STATE_FILE": f"{tmp_path}/state/journal.db",
