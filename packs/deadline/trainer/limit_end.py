@@ -75,7 +75,8 @@ class LimitEnd(ScheduleEnd):
         self.times.append((step, now))
         left_s = self.time_left.at(now) if self.time_left else None
         first, began = self.times[0]
-        if left_s is None or len(self.times) <= min(ENOUGH, max(FEWEST, (steps - first) // 4)):
+        is_early = len(self.times) <= min(ENOUGH, max(FEWEST, (steps - first) // 4))
+        if left_s is None or is_early or step >= steps:  # After the last step no work is left to divide.
             return steps
         pace_s, planned = (now - began) / (step - first), self.config.steps
         if self.end_at is None:

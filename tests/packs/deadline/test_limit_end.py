@@ -119,6 +119,21 @@ def test_short_phase_fits_its_limit_too(monkeypatch, tmp_path, steps, left_s):
     assert changes[0][0] <= 11 and 0.3 * steps <= made < steps and took_s + limit_end.TAIL_S < left_s
 
 
+@pytest.mark.parametrize("planned", [*range(1, 9), 1000])
+@pytest.mark.parametrize("left_steps", [1, 2, 3, 4, 5, 20])
+@pytest.mark.parametrize("left_s", [0.5, 100.0])
+def test_training_ends_also_if_the_first_decision_is_at_the_last_step(
+    monkeypatch, tmp_path, planned, left_steps, left_s
+):
+    """A short phase, or a run that continues shortly before the end."""
+    end, begin = ending(monkeypatch, tmp_path, left_s, config=config_of(planned)), max(0, planned - left_steps)
+    steps, step = planned, begin
+    while step < steps:
+        step += 1
+        steps = end.at(step, steps, float(step - begin))
+    assert begin < steps <= planned and (left_s < 100 or steps == planned)
+
+
 def test_slow_steps_near_the_end_shorten_the_schedule(monkeypatch, tmp_path):
     steps, took_s, _ = ran(ending(monkeypatch, tmp_path, 160.0), lambda step: 1.0 if step < 85 else 5.0, 100)
     assert steps < 100 and took_s < 160.0
