@@ -215,7 +215,7 @@ def plan_for(
         env = (f"the job is given {', '.join(shown)}",) if shown else ()
         plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
         for where in packs.entries("plan_parts").values():
-            plan = packs.load(where)(plan, work.spec, settings, there)
+            plan = packs.load(where)(plan, work.spec, settings, there, offer)
     if vendor.pod_store:
         kept = "artifacts stay on the machine until launch, inv status or inv pull copies the artifacts to this machine"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan

@@ -15,7 +15,7 @@ from flows.specs.launch import LaunchSpec
 from flows.specs.work import PhaseFlags
 from infra.agent.limits import FINISH_BY, hard_limit_s
 from infra.errors import UsageError
-from infra.records import Plan
+from infra.records import Offer, Plan
 from infra.selection.preflight import amount_of, refuse_money_flags
 from infra.settings import Settings
 from infra.units import about
@@ -75,8 +75,11 @@ def ending_at_limit(asked: PhaseFlags, config: PhaseConfig) -> PhaseConfig:
     return replace(config, schedule=replace(config.schedule, end=LIMIT)) if config.trains else config
 
 
-def with_later_work(plan: Plan, finish_by: str, finish_within: str) -> Plan:
-    """Return the plan with the operations after each phase, and a note."""
+def with_later_work(plan: Plan, finish_by: str, finish_within: str, offer: Offer | None) -> Plan:
+    """Return the plan with the operations after each phase, and a note.
+
+    offer: the rented machine, if known.
+    """
     if plan.job is None:
         return plan
     phases = [one for one in phases_of(plan.job.steps) if one.trains]
@@ -87,7 +90,8 @@ def with_later_work(plan: Plan, finish_by: str, finish_within: str) -> Plan:
         f"to finish {' and '.join(by)}, the trainer compares its pace with the limit after 20 steps and later. If the "
         "planned steps do not fit, the trainer ends the schedule earlier, with a complete decay of the learning rate"
     )
-    notes, limit_s = [note], hard_limit_s(plan.job.limits)
+    rate = offer.micro_usd_per_hour * plan.request.nodes if offer else 0  # The limit is the money of all nodes.
+    notes, limit_s = [note], hard_limit_s(replace(plan.job.limits, micro_usd_per_hour=rate))
     whole_s = sum(one.seconds for one in plan.displayed_estimate.steps) if plan.displayed_estimate else 0.0
     if limit_s is not None and limit_s < FEW * whole_s:
         notes.append(

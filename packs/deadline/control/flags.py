@@ -6,7 +6,7 @@ from typing import ClassVar
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import PhaseFlags
 from infra.flags import Typed, flag
-from infra.records import Inventory, Plan
+from infra.records import Inventory, Offer, Plan
 from infra.selection.machine_spec import LIMITS
 from infra.settings import Settings
 
@@ -52,11 +52,11 @@ def with_limits(spec: LaunchSpec, is_rented: bool, settings: Settings) -> Launch
     return replace(spec, added=tuple(replace(one, finish_by=by) if one is asked else one for one in spec.added))
 
 
-def with_later_work(plan: Plan, spec: Typed, settings: Settings, there: Inventory) -> Plan:
+def with_later_work(plan: Plan, spec: Typed, settings: Settings, there: Inventory, offer: Offer | None) -> Plan:
     """Return the plan with the work after each phase, and a note."""
     asked = spec.added_record(FinishFlags)
     if not asked.are_given:
         return plan
     from packs.deadline.control import finish
 
-    return finish.with_later_work(plan, asked.finish_by, asked.finish_within)
+    return finish.with_later_work(plan, asked.finish_by, asked.finish_within, offer)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from flows.planning.estimates import phases_of
 from flows.specs.work import TRAINING
 from infra.flags import Typed, flag
-from infra.records import Inventory, Plan
+from infra.records import Inventory, Offer, Plan
 from infra.settings import OWN_MACHINES, Settings
 
 
@@ -17,7 +17,7 @@ class KernelFlags:
     )
 
 
-def with_kernels(plan: Plan, spec: Typed, settings: Settings, there: Inventory) -> Plan:
+def with_kernels(plan: Plan, spec: Typed, settings: Settings, there: Inventory, offer: Offer | None) -> Plan:
     """Return the plan with the mode of the job for kernels, and with notes on the kernels in the store."""
     assert plan.job is not None, "only plans with work have parts"
     device = "cuda" if plan.request.num_gpus else "cpu"

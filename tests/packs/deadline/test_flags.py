@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from flows.planning.training_plan import PlannedWork, plan_for
 from flows.runs import launch
 from flows.runs.same_request import typed_launch
 from flows.specs.launch import LaunchSpec
@@ -14,12 +15,13 @@ from infra.agent.job import Limits
 from infra.agent.limits import FINISH_BY
 from infra.errors import UsageError
 from infra.ledger.op import Op
-from infra.records import Request
+from infra.records import Offer, Request
+from infra.selection import registry
 from infra.settings import Settings
 from packs.deadline.control import flags as deadline_flags
 from packs.deadline.control.finish import ending_at_limit, read_time
 from packs.deadline.control.flags import FinishFlags
-from packs.deadline.records.job_variables import LIMIT, VARIABLE
+from packs.deadline.records.job_variables import FEW, LIMIT, VARIABLE
 from tests.trainer.conftest import tiny
 from tests.world import ROOT
 
@@ -144,6 +146,28 @@ def test_only_the_end_of_the_schedule_changes_and_the_fingerprint_with_it():
     assert found == replace(plain, schedule=replace(plain.schedule, end=LIMIT))
     assert found.digest() != plain.digest()
     assert ending_at_limit(FinishFlags(finish_within="99"), plain) == found
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("flag", ["finish_within", "finish_by"])
+@pytest.mark.parametrize("share", [0.03, 0.07])
+def test_plan_warns_of_a_limit_far_below_the_expected_time(tmp_path, flag, share, nodes):
+    environ = {"SLIPWAY_STORE": f"{tmp_path}/store", "SLIPWAY_STATE_FILE": f"{tmp_path}/state/journal.db"}
+    settings = replace(Settings.load(ROOT, environ={**environ, "HOME": str(tmp_path)}), profile="qwen3_4b")
+    offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=4, micro_usd_per_hour=10_000_000)
+    request = Request(run="new", provider="runpod", gpu="H100", num_gpus=4, nodes=nodes)
+    given = spec_of(**{flag: "2040-01-01 16:00" if flag == "finish_by" else "15"})
+    work = PlannedWork.from_spec(given, settings)
+    vendor = registry.provider(settings, "runpod")
+
+    def plan(limits):
+        return plan_for(work, settings, request, vendor, limits, offer)
+
+    whole_s = sum(one.seconds for one in plan(Limits()).displayed_estimate.steps)
+    money = round(share * whole_s * nodes * offer.micro_usd_per_hour / 3600)
+    limits = Limits(spend_micro_usd=money) if flag == "finish_within" else Limits(time_s=share * whole_s)
+    warned = [one for one in plan(limits).notes if f"the limit is {share:.1%} of the expected time" in one]
+    assert len(warned) == (share < FEW)
 
 
 def test_plan_of_a_launch_has_the_limit_the_later_work_and_a_note(tmp_path):

@@ -40,7 +40,7 @@ def planned(config: PhaseConfig, environ: dict[str, str], *kept: HeldArtifact, c
     step = Step("base", ("-m", "trainer", "base"), "train", content, together=("-m", "trainer.spread"))
     plan = Plan("target", "s", (), Job("run", "", (step,)), Request(run="run"))
     spec = Typed(added=(KernelFlags(cold=cold),))
-    return with_kernels(plan, spec, Settings.load(ROOT, environ=environ), Inventory("s", kept=kept))
+    return with_kernels(plan, spec, Settings.load(ROOT, environ=environ), Inventory("s", kept=kept), None)
 
 
 def held(**about: object) -> HeldArtifact:
