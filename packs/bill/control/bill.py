@@ -4,7 +4,7 @@
 
 Seconds count on the clock of the vendor, which runs faster than ours in a rehearsal. The time of a request without a
 machine, and between a lost pod and the request for the next pod, is a wait without cost. The time between the end of a
-run and a later resume is no part of the bill.
+run and a later resume, and between a launch that failed and a later launch, is no part of the bill.
 """
 
 import math
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packs.bill.control.pod_time import PARTS, STEPS, UNEXPLAINED, WAIT, Span
+
+NEXT_OFFER_S = 900.0  # real seconds; a longer time between the requests of a launch is the time until a later launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class PodBill:
     """False for a request that was refused or not answered: a wait for the vendor, and no pod of the run."""
     is_last: bool = False
     """True if the run ended with the pod; a later pod belongs to a resume."""
+    recoveries: int = 0
+    """Recoveries of the run by keepers until the request for the pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +82,9 @@ def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool
     for pod in real:
         for span in pod.spans:
             seconds[span.part] += span.seconds
-    lives = sorted((pod.spans[0].begin, pod.spans[-1].end, pod.is_last) for pod in pods if pod.spans)
-    away_s, end, has_ended = 0.0, lives[0][0] if lives else 0.0, False
-    for begin, until, is_last in lives:
-        away_s += max(0.0, begin - end) if has_ended else 0.0
-        end, has_ended = max(end, until), is_last
-    wall_s = end - lives[0][0] - away_s if lives else 0.0
+    lives = [pod for pod in pods if pod.spans]
+    first, end = min((pod.spans[0].begin for pod in lives), default=0.0), max((_end(pod) for pod in lives), default=0.0)
+    wall_s = end - first - _away_s(lives)
     # The rest of the time: requests without a machine, and the time between a lost pod and the next request.
     seconds[WAIT] += max(0.0, wall_s - _union_s(pod.spans for pod in real))
     return Bill(
@@ -96,6 +97,24 @@ def bill_of(run: str, pods: Sequence[PodBill], scale: float = 1.0, is_over: bool
         wall_s=wall_s * scale,
         is_over=is_over,
     )
+
+
+def _end(pod: PodBill) -> float:
+    return pod.spans[-1].end
+
+
+def _away_s(lives: Iterable[PodBill]) -> float:
+    """Return the seconds in which no process has waited for a machine: until a resume, or a later launch."""
+    ordered = sorted(lives, key=lambda one: one.spans[0].begin)
+    found, end, has_ended, recoveries = 0.0, ordered[0].spans[0].begin if ordered else 0.0, False, 0
+    for pod in ordered:
+        gap_s = max(0.0, pod.spans[0].begin - end)
+        is_wait = pod.recoveries > recoveries or gap_s <= NEXT_OFFER_S and not has_ended
+        found += 0.0 if is_wait else gap_s
+        # Only one of the nodes may have the outcome of the run.
+        has_ended = pod.is_last or has_ended and not gap_s
+        end, recoveries = max(end, _end(pod)), pod.recoveries
+    return found
 
 
 def _union_s(lives: Iterable[Sequence[Span]]) -> float:
