@@ -41,6 +41,7 @@ NAMES = {
 BEFORE = "waiting, boot, checks, sending, environment"
 MOST_RUNS = 30  # newest runs in a comparison
 LARGEST = 3  # parts besides the steps, in a comparison
+MOST_UNEXPLAINED = 0.03  # a larger share of the time without a record is named
 BAR = 20
 SMALL = 10_000_000  # micro-USD; smaller costs are shown with more digits
 
@@ -130,6 +131,8 @@ def overhead_of(bill: Bill) -> str:
     """Return the overhead of a run in words."""
     pods, steps = count(bill.pods, "pod"), bill.micro_usd.get(STEPS, 0)
     open_end = "" if bill.is_over else "; the run is not over"
+    if bill.unexplained > MOST_UNEXPLAINED:
+        open_end += f"; {bill.unexplained:.0%} of the time is without a record"
     if bill.overhead is None:
         return f"no training step has run on {pods}{open_end}"
     paid = f", {_usd(bill.cost, bill)} USD for {_usd(steps, bill)} USD of steps" if bill.cost else ""

@@ -26,6 +26,7 @@ SILENT_S = 30.0  # an agent writes a line every 10 s: see `infra.agent.execution
 SIGN_S = 10.0
 MACHINE = ("created", "found", "claim", "resurfaced")  # events of a row with a machine
 LATEST_START_S = 10.0  # the hand-over waits for the guard, and the guard starts the agent
+BETWEEN = (IDLE, UNEXPLAINED)  # parts without a step, in the time of the work
 REQUEUED = "waiting"  # state of an agent whose cluster or engine starts the work again
 ENVIRONMENT_STEP = "environment"  # name of step 0, in `infra.agent.step_zero`
 
@@ -70,11 +71,18 @@ class PodRecords:
     """Part of each step of the job until the step reports parts. A step outside of the job is a wait in a queue."""
     is_held: bool = False
     """True for a pod without work, which has no agent."""
+    is_partial: bool = False
+    """True if the lines may end before the work, as the copy of a timeline that the pod still writes."""
 
 
 def has_machine(moments: Sequence[Moment]) -> bool:
     """Return whether a machine existed for the row; a refused request and a request without an answer have none."""
     return any(one.event in MACHINE for one in moments)
+
+
+def has_verdict(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the timeline has the end of the work; a resumed pod continues the same timeline."""
+    return next((is_verdict(one) for one in reversed(lines) if "agent" in one), False)
 
 
 def is_verdict(line: Mapping[str, Any]) -> bool:
@@ -184,7 +192,7 @@ def _states(pod: PodRecords, lines: Sequence[_Line], over_at: float) -> tuple[li
         last = min(end, one.at + SIGN_S) if silent else end
         base.append(Span(one.at, last, part, step))
         if last < end:
-            base.append(Span(last, end, IDLE))
+            base.append(Span(last, end, UNEXPLAINED if pod.is_partial and following is None else IDLE))
     return [one for one in base if one.seconds > 0], extra
 
 
@@ -228,22 +236,29 @@ def _cut(spans: Iterable[Span], begin: float, end: float) -> Iterator[Span]:
             yield found
 
 
-def of_first_node(spans: Sequence[Span], first: Sequence[Span]) -> list[Span]:
-    """Return the spans of a further node, with the parts that node 0 reported about the same step.
+def of_first_node(spans: Sequence[Span], first: Iterable[Span]) -> list[Span]:
+    """Return the spans of a further node, with the parts that node 0 reported at the same time.
 
-    Only node 0 reports parts. Time of the step without node 0 is a wait for node 0.
+    first: the spans of all pods of node 0. Only node 0 reports parts, and often only node 0 has a timeline. Time of a
+    step without node 0 is a wait for node 0.
     """
     found = list[Span]()
-    told = [one for one in first if one.step]
-    steps = {one.step for one in told}
+    told = deque(sorted((one for one in first if one.step or one.part in BETWEEN), key=lambda one: one.begin))
+    steps = {one.step for one in told if one.step}
     for one in spans:
-        if one.step not in steps or one.step == ENVIRONMENT_STEP:
+        if one.step not in steps - {ENVIRONMENT_STEP} and not (one.part == UNEXPLAINED and steps):
             found.append(one)
             continue
+        while told and told[0].end <= one.begin:
+            told.popleft()
         at = one.begin
-        for theirs in _cut((each for each in told if each.step == one.step), one.begin, one.end):
-            found += [Span(at, theirs.begin, IDLE), theirs] if theirs.begin > at else [theirs]
-            at = theirs.end
+        for each in told:
+            if each.begin >= one.end:
+                break
+            if one.part == UNEXPLAINED or each.step == one.step or each.part == UNEXPLAINED:
+                for theirs in _cut([each], at, one.end):
+                    found += [Span(at, theirs.begin, IDLE), theirs] if theirs.begin > at else [theirs]
+                    at = theirs.end
         if at < one.end:
             found.append(Span(at, one.end, IDLE))
     return found

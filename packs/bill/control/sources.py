@@ -4,6 +4,7 @@ run name -> rows and events of the journal, logs on this machine, on the pod or 
 """
 
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +32,12 @@ from packs.bill.control.pod_time import (
     ENVIRONMENT_STEP,
     EVALUATION,
     STEPS,
+    UNEXPLAINED,
     Moment,
     PodRecords,
+    Span,
     has_machine,
-    is_verdict,
+    has_verdict,
     of_first_node,
     read_lines,
     spans_of,
@@ -64,7 +67,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
     """Return the spans and the cost of each pod of a run, node 0 first."""
     now, scale, problems = read_clocks(), settings.clock_scale, list[str]()
     costs = {one.token: one for one in spend.ledger(rows, journal.reported_costs("vendor"), now, clock_scale=scale)}
-    moments, found, first_nodes = moments_of(rows, journal), list[PodBill](), list[PodBill]()
+    moments, found, first_nodes = moments_of(rows, journal), list[PodBill](), list[Sequence[Span]]()
     for op in sorted(rows, key=lambda row: row.rank):
         events, cost = moments.get(op.token), costs.get(op.token)
         if not events:
@@ -72,22 +75,26 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             continue
         if events[-1].event == "unsent":
             continue
+        lines, is_partial = lines_of(op, journal, settings, problems.append, asks)
+        until = max(now.wall_s, events[-1].at) if op.is_live else _ended_at(events)
+        events = _adopted(op, events, lines, until)
         billed_from = events[0].at + spend.billed_from(op) - (op.intent_at if op.sent_at is None else op.sent_at)
         billed = cost.billed_micro_usd if cost and cost.is_final else None
         records = PodRecords(
             moments=events,
-            until=max(now.wall_s, events[-1].at) if op.is_live else _ended_at(events),
+            # A silent machine of the user is not proven gone for days, and costs nothing.
+            until=until if op.rate or not op.detached else _at_detach(events, until),
             billed_from=billed_from,
             billed_until=math.inf if billed is None or not op.rate else billed_from + billed * 3600 / op.rate / scale,
-            lines=lines_of(op, journal, settings, problems.append, asks),
-            kinds=kinds_of(op, events),
+            lines=lines,
+            kinds=_kinds_told(lines) | kinds_of(op, events) if events[0].event == "claim" else kinds_of(op, events),
             is_held=_kind_of(op) == "hold",
+            is_partial=is_partial,
         )
         spans = spans_of(records)
-        # A pod that ended within its first second has no spans.
-        for one in (node for node in first_nodes if node.spans) if op.rank and spans else ():
-            if one.spans[0].begin < spans[-1].end and spans[0].begin < one.spans[-1].end:
-                spans = of_first_node(spans, one.spans)
+        if op.rank and spans:  # A pod that ended within its first second has no spans.
+            beside = (each for each in first_nodes if each[0].begin < spans[-1].end and spans[0].begin < each[-1].end)
+            spans = of_first_node(spans, itertools.chain.from_iterable(beside))
         pod = PodBill(
             pod_id=op.remote_id or "",
             vendor=op.vendor,
@@ -98,9 +105,10 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             billed_from=billed_from,
             has_machine=has_machine(events),
             is_last=run_rows.is_over(op),
+            recoveries=op.recoveries,
         )
         found.append(pod)
-        first_nodes += [pod] if not op.rank and spans else []
+        first_nodes += [spans] if not op.rank and spans else []
     for words in dict.fromkeys(problems):
         tell(words)
     return found
@@ -135,6 +143,25 @@ def _from_request(events: list[Moment]) -> list[Moment]:
     return events[begin:]
 
 
+def _adopted(op: Op, events: list[Moment], lines: Sequence[Mapping[str, Any]], until: float) -> list[Moment]:
+    """Return the events of a row; for a pod adopted without a row, begin at the creation of the pod.
+
+    The row has no events from before the adoption, so the timeline tells the start of the agent.
+    """
+    if events[0].event != "claim":
+        return events
+    begin = events[0].at - max(0, op.intent_at - (op.sent_at or op.intent_at))
+    # One second earlier: the offset of the clocks in the timeline is a median.
+    armed_at = min(max(begin, lines[0]["at"] - 1.0), until) if lines else begin
+    start = [Moment(begin, "claim"), Moment(armed_at, "note", {"address": op.address}), Moment(armed_at, "armed")]
+    asked = [Moment(events[0].at, "end")] if op.del_requested_at == op.intent_at else []
+    return [*(start if op.address else start[:1]), *asked, *events[1:]]
+
+
+def _at_detach(events: Sequence[Moment], until: float) -> float:
+    return next((one.at for one in events if one.event == "detach"), until)
+
+
 def _ended_at(events: Sequence[Moment]) -> float:
     return next((one.at for one in reversed(events) if one.event in ENDS), events[-1].at)
 
@@ -147,6 +174,12 @@ def kinds_of(op: Op, events: Sequence[Moment]) -> dict[str, str]:
     jobs = [_job_of(replace(op, job=one.facts["job"])) for one in events if one.facts.get("job")]
     steps = [step for job in (*jobs, _job_of(op)) if job for step in job.steps]
     return {ENVIRONMENT_STEP: ENVIRONMENT} | {step.name: program_part(step) for step in steps}
+
+
+def _kinds_told(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the part of each step in a timeline, for a row without the steps of the job."""
+    trained = {one["step"] for one in lines if "part" in one}
+    return {one["step"]: ENVIRONMENT if one["step"] in trained else UNEXPLAINED for one in lines if "step" in one}
 
 
 def program_part(step: Step) -> str:
@@ -172,22 +205,28 @@ def _kind_of(op: Op) -> str:
     return job.kind if job else ""
 
 
-def lines_of(op: Op, journal: Journal, settings: Settings, tell: Say, asks: bool) -> list[Mapping[str, Any]]:
-    """Return the timeline of the pod of a row: from this machine, else from the live pod or the store."""
+def lines_of(
+    op: Op, journal: Journal, settings: Settings, tell: Say, asks: bool
+) -> tuple[list[Mapping[str, Any]], bool]:
+    """Return the timeline of the pod of a row: from this machine, else from the live pod or the store.
+
+    Also return whether the timeline may end before the work. Only node 0 uploads the timeline.
+    """
     home = RunHome.for_run(op.run, settings.homes)
     if op.address and "://" not in op.address:  # a folder of this machine
-        return _read(folder_of(op), op.token)
+        return _read(folder_of(op), op.token), False
+    is_partial = op.is_live or op.rank > 0 or not asks
     if asks and op.is_live and op.address:
         try:
-            logs.fetch(op, journal, settings, tell)
+            is_partial = logs.fetch(op, journal, settings, tell)
         except SlipwayError as error:
             tell(f"{op.run}: {error}")
     found = _read(home.pod, op.token)
     # The copy on this machine may end before the work does, if the user stopped following the run.
-    if asks and op.address and not (op.is_live and found) and not any(map(is_verdict, found)):
+    if asks and op.address and not (op.is_live and found) and not has_verdict(found):
         logs.fetch_from_store(op, settings, tell)
         found = _read(home.pod, op.token)
-    return found
+    return found, is_partial and not has_verdict(found)
 
 
 def _read(pod: PodFolder, token: str) -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from infra.agent.job import Job, Step
 from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
+from infra.records import Pod
 from infra.runs.run_home import RunHome
 from infra.settings import Settings
 from packs.bill.commands import tables
@@ -174,6 +175,33 @@ def test_further_node_takes_the_parts_of_the_first_node():
     }
 
 
+def test_further_node_without_a_timeline_takes_the_time_of_node_0():
+    first = [
+        *(Span(0, 5, "sync"), Span(5, 10, "environment", "environment"), Span(10, 50, "steps", "sft")),
+        *(Span(50, 60, "idle"), Span(60, 70, "unexplained"), Span(70, 99, "deletion")),
+    ]
+    other = [Span(-5, 3, "sync"), Span(3, 80, "unexplained"), Span(80, 90, "deletion")]
+    assert seconds_of(of_first_node(other, first)) == {
+        **{"sync": 8, "environment": 5, "steps": 40, "idle": 2 + 10 + 10, "unexplained": 10, "deletion": 10}
+    }
+    assert of_first_node(other, [Span(0, 99, "unexplained")]) == other  # node 0 has no timeline either
+    worked = [Span(3, 80, "environment", "sft")]
+    assert seconds_of(of_first_node(worked, [*first[:3], Span(50, 99, "unexplained")])) == {
+        **{"idle": 7, "steps": 40, "unexplained": 30}
+    }
+
+
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_time_after_the_copied_part_of_a_timeline_is_not_idle(is_partial):
+    lines = [one for one in work() if one["clock_s"] < 500 + 121]
+    found = seconds_of(spans_of(PodRecords(
+        moments=moments(*START, CHECKED, ARMED), until=T + 36_000, billed_from=T, lines=lines, kinds=KINDS,
+        is_partial=is_partial,
+    )))  # fmt: skip
+    assert found["steps"] > 15 and found["unexplained" if is_partial else "idle"] > 35_000
+    assert ("idle" in found) is not is_partial
+
+
 def test_lines_of_a_hostile_pod_are_skipped():
     good = line(60, agent="starting")
     bad = [
@@ -296,6 +324,35 @@ def test_request_without_a_machine_is_a_wait_and_no_pod():
     assert bill_of("crane", nodes).seconds == {"steps": 90}  # pods at the same time, no wait
 
 
+NIGHT_S = 16 * 3600
+LIVES = {
+    "refused the evening before": ([(0, 10, False, 0, False), (NIGHT_S, 3600, True, 0, True)], 10),
+    "given back the evening before": ([(0, 10, False, 0, True), (NIGHT_S, 3600, True, 0, True)], 0),
+    "next offer": ([(0, 10, False, 0, False), (70, 3600, True, 0, True)], 70),
+    "recovered": ([(0, 10, False, 1, True), (NIGHT_S, 3600, True, 2, True)], NIGHT_S - 10),
+    "resumed": ([(0, 10, True, 0, True), (70, 3600, True, 0, True)], 0),
+    # Node 0 has the outcome of the run, and node 1 was requested later.
+    "nodes resumed": ([(0, 10, True, 0, True), (1, 9, False, 0, True), (NIGHT_S, 3600, True, 0, True)], 0),
+    "resumed, and recovered": (
+        [(0, 10, True, 3, True), (NIGHT_S, 20, False, 0, True), (2 * NIGHT_S, 60, True, 1, True)], NIGHT_S - 20
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lives", "wait_s"), LIVES.values(), ids=LIVES)
+def test_time_without_a_pod_is_a_wait_only_while_a_process_asks_for_one(lives, wait_s):
+    pods = [
+        PodBill(
+            **{"vendor": "lium", "host": "h", "is_last": is_last, "recoveries": recoveries, "has_machine": has_machine},
+            spans=[Span(begin, begin + took_s, "steps" if has_machine else "wait")],
+        )
+        for begin, took_s, is_last, recoveries, has_machine in lives
+    ]
+    bill = bill_of("otter", pods)
+    assert bill.seconds.get("wait", 0.0) == wait_s
+    assert bill.total_s >= bill.wall_s
+
+
 # The tables.
 
 BILL = Bill(
@@ -370,7 +427,7 @@ def test_incomplete_copy_of_a_timeline_is_completed_from_the_store(world, monkey
     timeline_of(found, *here)
     monkeypatch.setattr(sources.logs, "fetch", lambda *given: False)
     monkeypatch.setattr(sources.logs, "fetch_from_store", lambda *given: timeline_of(found, *WORKING, DONE))
-    lines = sources.lines_of(op, journal, found, pytest.fail, asks=True)
+    lines, _ = sources.lines_of(op, journal, found, pytest.fail, asks=True)
     assert len(lines) == (3 if is_asked else len(here))
 
 
@@ -378,7 +435,7 @@ def test_timeline_of_a_hostile_pod_larger_than_any_timeline_is_not_read(world, m
     found, journal = world
     timeline_of(found, *WORKING)
     monkeypatch.setattr(sources, "MOST_BYTES", 10)
-    assert sources.lines_of(rented(journal, BASE), journal, found, pytest.fail, asks=False) == []
+    assert sources.lines_of(rented(journal, BASE), journal, found, pytest.fail, asks=False) == ([], True)
 
 
 def test_steps_of_each_job_of_a_held_pod_have_a_part(world):
@@ -416,6 +473,100 @@ def test_bill_of_a_run_has_the_nodes_that_were_given_back_before_they_met(world)
     assert sources.bill_of_run("crane", journal, found, pytest.fail, asks=False).pods == 2
     compared = tables.BillView().of_flags(cost_command.CostFlags(added=(BillFlags(compare="runs"),)), journal, found)
     assert [(one["run"], one["pods"]) for one in compared.document["runs"]] == [("crane", 2)]
+
+
+def recorded(journal, began, token, rank, *events, rate=36 * 10**9):
+    """Return the row of a pod with events at these times, in seconds after `began`."""
+    run = f"crane.{rank}" if rank else "crane"
+    job = Job(run, token, BASE.steps).to_json()
+    op = journal.plan(token=token, run=run, rank=rank, vendor="lium", rate=rate, job=job)
+    for _, event, facts in events:
+        op = journal.note(op, **facts) if event == "note" else journal.advance(op, event, **facts)
+    (_, *ids) = [number for (number,) in journal.read("SELECT id FROM events WHERE token = ? ORDER BY id", token)]
+    with journal.writing():
+        for (at, *_), number in zip(events, ids, strict=True):
+            sql = "UPDATE events SET at = ?, boottime_ms = ?, boot_id = 'b' WHERE id = ?"
+            journal.execute(sql, int(began + at), int(at * 1000), number)
+    return op
+
+
+def told_by(found, run, token, began, first, last, *facts):
+    """Write the copy of a timeline with a sign of life every 10 s."""
+    said = [(first, one) for one in facts] + [(at, {}) for at in range(first + 10, last, 10)]
+    log = RunHome.for_run(run, found.homes).pod.log("timeline")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        for at, one in said:
+            file.write(json.dumps({"at": began + at + 0.5, "clock_s": at, "token": token, **one}) + "\n")
+
+
+def worked(armed, *events):
+    facts = {"remote_id": f"pod-{armed}"}
+    return [
+        *((armed - 10, "sending", {}), (armed - 9, "created", facts)),
+        *((armed - 5, "note", {"address": "ssh://root@10.0.0.1:22/pod"}), (armed, "armed", {}), *events),
+    ]
+
+
+STEPPING = (*WORKING, {"step": "base", "part": "steps"})
+
+
+@pytest.mark.parametrize("rate", [36 * 10**9, 0], ids=["rented", "own"])
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("is_told", [True, False], ids=["timeline of both nodes", "timeline of node 0"])
+def test_nodes_of_two_lives_have_the_steps_of_node_0(world, lost, is_told, rate):
+    """One node is silent and detached, and is proven gone only after the second life of the run."""
+    found, journal = world
+    began = int(read_clocks().wall_s) - 1000
+    ends = {lost: ((102, "detach", {}), (500, "gone", {})), 1 - lost: ((102, "end", {}), (104, "gone", {}))}
+    for rank in (0, 1):
+        recorded(journal, began, f"sw1-old-{rank}", rank, *worked(11, *ends[rank]), rate=rate)
+    for rank in (0, 1):
+        recorded(journal, began, f"sw1-new-{rank}", rank, *worked(130, (291, "end", {}), (301, "gone", {})), rate=rate)
+    for run, rank in (("crane", 0), *([("crane.1", 1)] if is_told else [])):
+        said = STEPPING if rank == 0 else WORKING
+        told_by(found, run, f"sw1-old-{rank}", began, 10, 101, *said)
+        told_by(found, run, f"sw1-new-{rank}", began, 129, 290, *said)
+    pods = sources.pods_of(journal.ops(), journal, found, pytest.fail, asks=False)
+    old, new, *others = (seconds_of(one.spans) for one in pods)
+    assert old["steps"] == pytest.approx(91, abs=11) and new["steps"] == pytest.approx(161, abs=11)
+    for one, of_node_0 in zip(others, (old, new), strict=True):
+        assert one["steps"] == pytest.approx(of_node_0["steps"], abs=11)
+    gone_s = 398 if rate else 0
+    assert [old, others[0]][lost].get("deletion", 0.0) == pytest.approx(gone_s, abs=2)
+    bill = sources.bill_of_run("crane", journal, found, pytest.fail, asks=False)
+    assert bill.pods == 4 and bill.seconds.get("idle", 0.0) < 12 and "unexplained" not in bill.seconds
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_part_of_a_timeline_that_is_not_copied_yet_is_unknown(world, monkeypatch, asks):
+    found, journal = world
+    began = int(read_clocks().wall_s) - 36_000
+    recorded(journal, began, "sw1-a", 0, *worked(20))
+    told_by(found, "crane", "sw1-a", began, 20, 240, *STEPPING)
+    monkeypatch.setattr(sources.logs, "fetch", lambda *given: False)  # the pod has answered
+    bill = sources.bill_of_run("crane", journal, found, pytest.fail, asks)
+    assert bill.seconds["steps"] == pytest.approx(220, abs=11)
+    assert bill.seconds["idle" if asks else "unexplained"] == pytest.approx(35_750, abs=30)
+    assert bool("% of the time is without a record" in tables.overhead_of(bill)) is not asks
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_pod_adopted_after_the_loss_of_the_journal_has_the_parts_of_the_timeline(world, is_told):
+    found, journal = world
+    began = int(read_clocks().wall_s) - 3600
+    pod = Pod(provider="lium", pod_id="p", token="sw1-b", run="crane", address="ssh://root@10.0.0.1:22/pod",
+              created_at=began)  # fmt: skip
+    op = journal.claim(pod, "older than the journal", state="LOST")
+    if is_told:
+        told_by(
+            found, "crane", "sw1-b", began, 100, 3590, WORKING[0], {"step": "own", "state": "running"}, *STEPPING[1:]
+        )
+    journal.advance(journal.advance(op, "end", reason="x"), "gone")
+    bill = sources.bill_of_run("crane", journal, found, pytest.fail, asks=False)
+    assert bill.total_s == pytest.approx(3600, abs=5)
+    expected = {"boot": 100, "steps": 3490} if is_told else {"unexplained": 3590}
+    assert {part: bill.seconds[part] for part in expected} == pytest.approx(expected, abs=15)
 
 
 def test_table_of_a_run_comes_from_the_journal_and_the_copied_timeline(tmp_path):
