@@ -14,6 +14,7 @@ from typing import Any
 
 from flows.models.find_model import find_model
 from flows.reading import cost_views, measures, run_figures, spending, timeline
+from infra.agent.execution.timeline import NAME as TIMELINE
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, JournalVersion
@@ -21,6 +22,7 @@ from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs.lookup import find_run, names_of_runs, transport_to
 from infra.runs.observation import folder_of
+from infra.runs.run_home import RunHome
 from infra.units import dollars
 from packs.page.views.figures import FigureTable, GrowingFigures, buckets
 from packs.page.views.page_context import ELSEWHERE_S, CachedValue, PageContext
@@ -239,6 +241,8 @@ def over_time(
 ) -> dict[str, Any]:
     """Return the cost in US dollars and the used GB of the fullest GPU, over minutes, and the parts of the time.
 
+    Cost and limit are those of all nodes.
+
     Return {} without a pod.
     """
     if source.folders or view is None:
@@ -261,11 +265,16 @@ def over_time(
             if one
         ]
 
-    spent = context.cached_for_version((version, at), ("cost", source.token), cost)
-    tables = context.cached_for_version((version, at), ("parts", source.token), parts)
+    # A bill of the vendor, and a timeline copied later, are no events of the journal.
+    bills = journal.read("SELECT coalesce(max(rowid), 0) FROM spend")
+    copy = RunHome.for_run(source.run, context.settings.homes).pod.log(TIMELINE)
+    copied = copy.stat().st_mtime_ns if copy.exists() else 0
+    spent = context.cached_for_version((version, at, bills), ("cost", source.token), cost)
+    tables = context.cached_for_version((version, at, bills, copied), ("parts", source.token), parts)
     curves = {"cost": spent.curve, "gpu_memory": context.cached_for_version(at, ("memory", source.token), memory)}
     known = {name: _curve(points) for name, points in curves.items() if points}
-    return {"cost_usd": dollars(spent.micro_usd), "curves": known, "parts": tables}
+    limit = None if view.run_limit_micro_usd is None else dollars(view.run_limit_micro_usd)
+    return {"cost_usd": dollars(spent.micro_usd), "limit_usd": limit, "curves": known, "parts": tables}
 
 
 def _curve(points: list[tuple[float, float]]) -> dict[str, list[float]]:

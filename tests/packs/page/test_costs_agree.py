@@ -1,13 +1,16 @@
 """One run has the same cost in every place: report, chart, `why`, `cost` and the page, with all pods and nodes."""
 
+import json
 import time
 
 import pytest
 
 from flows.history import why
-from flows.reading import spending
+from flows.reading import cost_views, spending
+from infra.agent.execution.timeline import NAME as TIMELINE
 from infra.agent.job import Job, NodeGroup
 from infra.ledger.journal import Journal
+from infra.runs.run_home import RunHome
 from infra.settings import Settings
 from infra.units import in_usd
 from packs.page.views.page_context import PageContext
@@ -31,14 +34,17 @@ def settings(tmp_path):
     return Settings.load(ROOT, environ=environ)
 
 
-def record_ended_pod(journal: Journal, token: str, run: str, rank: int, seconds: int, began: int):
+def record_ended_pod(
+    journal: Journal, token: str, run: str, rank: int, seconds: int, began: int, cap: int | None = None
+):
     """Record a pod that is gone.
 
     began: time of the create request, in seconds since 1970.
     """
     group = NodeGroup(run="calm-1", rank=rank, addresses=("10.0.0.1", "10.0.0.2"))
     op = journal.plan(
-        token=token, run=run, vendor="shadeform", rate=RATE, rank=rank, job=Job(run, token, (), group=group).to_json()
+        **{"token": token, "run": run, "vendor": "shadeform", "rate": RATE, "rank": rank, "cap": cap},
+        job=Job(run, token, (), group=group).to_json(),
     )
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event, **({"remote_id": token} if event == "created" else {}))
@@ -83,3 +89,26 @@ def test_every_view_shows_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a
             "sw1-last",
         }
         assert page.money(PageContext(settings), ViewQuery({}))["runs"]["calm-1"] == "102.60"
+
+
+def test_page_of_an_ended_run_shows_a_bill_and_a_timeline_that_come_later(settings):
+    with Journal.open(settings.state_file) as journal:
+        first = int(time.time()) - 100_000
+        op = record_ended_pod(journal, "sw1-a", "calm-1", 0, HOUR, first, cap=40 * 10**6)
+        record_ended_pod(journal, "sw1-b", "calm-1.1", 1, HOUR, first, cap=40 * 10**6)
+        context = PageContext(settings)
+
+        def over():
+            return runs.curves(context, ViewQuery({"runs": "calm-1"}))["over calm-1"]
+
+        assert (over()["cost_usd"], over()["limit_usd"]) == ("72.00", "80.00")  # of both nodes
+        journal.record_cost("sw1-a", "vendor", 30 * 10**6)
+        assert over()["cost_usd"] == "66.00"
+        old = over()["parts"]
+        log = RunHome.for_run(op.run, settings.homes).pod.log(TIMELINE)
+        log.parent.mkdir(parents=True)
+        events = "SELECT at, boottime_ms FROM events WHERE token = 'sw1-a' AND event = 'armed'"
+        ((at, boot_ms),) = journal.read(events)
+        said = {"at": at, "clock_s": boot_ms / 1000, "token": "sw1-a", "agent": "starting"}
+        log.write_text(json.dumps(said) + "\n")
+        assert over()["parts"] != old or not cost_views.installed()

@@ -116,12 +116,12 @@ function select(value, options, changed) {
 }
 
 function told(run, over) {
-  const gpus = run.gpus ?? [], used = gpus.filter((one) => one.percent !== null), spent = over?.cost_usd ?? run.spent_usd;
+  const gpus = run.gpus ?? [], used = gpus.filter((one) => one.percent !== null), [spent, limit] = over?.cost_usd ? [over.cost_usd, over.limit_usd] : [run.spent_usd, run.limit_usd];
   return [
     ["state", state(run.state)], ["provider", run.provider], ["step", run.train_step?.toLocaleString("en")], ["loss", number(run.loss)], ["tokens per second", number(run.tokens_per_s)], ["phase left", duration(run.eta_s)],
     ["GPUs", gpus.length ? `${gpus.length > 1 ? `${gpus.length} × ` : ""}${used.length ? `${Math.round(used.reduce((sum, one) => sum + one.percent, 0) / used.length)} %` : "?"}` : ""],
     ["GPU memory", gpus.length ? `${size(Math.max(...gpus.map((one) => one.used_bytes ?? 0)))}, peak ${size(Math.max(...gpus.map((one) => one.peak_bytes ?? one.used_bytes ?? 0)))}` : ""],
-    ["cost", run.limit_usd ? `${usd(spent)} of ${usd(run.limit_usd)}` : usd(spent)], ["price", run.usd_per_hour && `${usd(run.usd_per_hour)}/h`], ["time", duration(run.elapsed_s)], ["ended", moment(run.ended_at)], ["recovered", run.recoveries ? `${run.recoveries} ×` : ""],
+    ["cost", limit ? `${usd(spent)} of ${usd(limit)}` : usd(spent)], ["price", run.usd_per_hour && `${usd(run.usd_per_hour)}/h`], ["time", duration(run.elapsed_s)], ["ended", moment(run.ended_at)], ["recovered", run.recoveries ? `${run.recoveries} ×` : ""],
     ["seen", run.is_live ? ago(run.seen_at, run.clock_scale) : ""],
   ];
 }
