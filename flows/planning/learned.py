@@ -16,10 +16,7 @@ from typing import Any
 
 from flows.planning.estimates import around_kind, machine_of, overhead_work, works_of
 from infra.agent.job import Job
-from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
-from infra.ledger import spend
-from infra.ledger.accuracy import ForecastError, compared
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
@@ -27,7 +24,7 @@ from infra.market import gpus
 from infra.market.step_times import AROUND, StepTime, elapsed_s
 from infra.records import Offer, Plan, StepWork
 from infra.runs import observation
-from infra.runs.lookup import find_run, transport_to
+from infra.runs.lookup import transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.selection import registry
@@ -36,6 +33,7 @@ from infra.settings import Settings
 
 BUILT_S = 5.0  # a longer set-up counts as a build of the environment
 LOOKED_AT = 200  # number of newest rows to check
+STEADY_S, STEADY = 5.0, 0.05  # a larger difference between two clocks, or share of the time, is no work
 
 
 # Before a run: the forecast.
@@ -75,7 +73,7 @@ def save_measured_times(journal: Journal, settings: Settings) -> None:
         try:
             progress, verdict = last_report(op, settings)
             if progress:
-                is_alone = len([one for one in journal.ops(run=op.run) if not one.detached]) == 1
+                is_alone = {one.token for one in journal.events(op.run) if one.event == "armed"} <= {op.token}
                 timings.save(measured_times(op, progress, verdict, before, is_alone, settings))
         # No readable records, or a full disk.
         except (SlipwayError, OSError, ValueError, KeyError, TypeError):
@@ -139,10 +137,10 @@ def measured_times(
 
 
 def _is_measured(step: Mapping[str, Any]) -> bool:
-    has_times = bool(step.get("started_at") and step.get("ended_at"))
-    return (
-        step["state"] == "done" and step.get("attempts") == 1 and has_times and step["ended_at"] >= step["started_at"]
-    )
+    if not (step["state"] == "done" and step.get("attempts") == 1 and step.get("started_at") and step.get("ended_at")):
+        return False
+    wall_s = step["ended_at"] - step["started_at"]  # includes sleep of the machine, and jumps of the clock
+    return wall_s >= 0 and abs(wall_s - (step.get("awake_s") or wall_s)) <= max(STEADY_S, STEADY * wall_s)
 
 
 def _time_of(step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go: bool, length: Any) -> StepTime:
@@ -175,16 +173,3 @@ def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
         return ""
     found, nodes = f"{job.num_gpus or len(names)} x {gpus.canonical_name(names[0])}", len(job.group.addresses)
     return found if nodes < 2 else f"{nodes} nodes of {found}"
-
-
-def errors(journal: Journal, settings: Settings, run: str = "") -> list[ForecastError]:
-    """Return the forecast errors of `run`, or of all runs, oldest first. Raise UsageError for an unknown run."""
-    save_measured_times(journal, settings)
-    name, now = find_run(journal, run).run if run else "", read_clocks()
-    told, found = journal.reported_costs("vendor"), []
-    for one in Timings.for_journal(settings.state_file).all():
-        if name in ("", one.run):
-            rows = [op for op in journal.ops(run=one.run) if op.token == one.token and one.micro_usd]
-            spent = spend.total(rows, told, now, clock_scale=settings.clock_scale) if rows else None
-            found.append(compared(one, spent))
-    return [one for one in found if one]

@@ -112,7 +112,7 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
 
 NULLABLE = {  # Fields that are null while unknown or not applicable.
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
-    *("percent", "used_bytes", "memory_bytes", "peak_bytes", "idle_s", "others_share"),
+    *("percent", "used_bytes", "memory_bytes", "peak_bytes", "idle_s", "others_share", "awake_s"),
 }
 Kinds = dict[str, Callable[[Any], Any]]
 GPU: Kinds = {"name": _text, **dict.fromkeys(("percent", "used_bytes", "memory_bytes", "peak_bytes"), _number)}
@@ -133,7 +133,7 @@ STEP: Kinds = {
     "attempts": _whole,
     "marks": _marks,
     "training": _known_numbers,
-    "others_share": _amount,
+    **dict.fromkeys(("others_share", "awake_s"), _amount),
 }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.planning import learned
+from flows.planning import forecast_errors
 from infra.ledger.accuracy import ANEW, REPEATED, ForecastError, Medians, medians
 from infra.ledger.journal import Journal
 from infra.settings import Settings
@@ -13,7 +13,7 @@ from scripts.cli.render import columns, count, duration, print_json
 
 def show(journal: Journal, settings: Settings, run: str, as_json: bool) -> None:
     """Print each run with a forecast and without interruption, and the median errors."""
-    found = learned.errors(journal, settings, run)
+    found = forecast_errors.errors(journal, settings, run)
     middle = medians(found)
     if as_json:
         print_json({"runs": [error_json(one) for one in found], "medians": medians_json(middle)})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.planning import estimates, learned
+from flows.planning import estimates, forecast_errors, learned
 from flows.planning.training_plan import PlannedWork, plan_for
 from flows.reading.status import with_left
 from flows.runs import receipt
@@ -138,7 +138,7 @@ def test_a_shortened_training_counts_as_the_steps_that_were_made(settings, journ
     progress["steps"][-1] |= {"result": {"kind": "result", "steps": made}, "marks": [[5.0, 0.0], [35.0, 1.0]]}
     folder.progress.write_text(json.dumps(progress))
     is_shortened = made == 6
-    assert len(learned.errors(journal, settings)) == (not is_shortened)  # the forecast was about 12 steps
+    assert len(forecast_errors.errors(journal, settings)) == (not is_shortened)  # the forecast was about 12 steps
     forecast = {one.step: one for one in planned(settings).forecast}
     assert forecast["base"].seconds == pytest.approx(seconds) and forecast["base"].source == SAME
     assert forecast[AROUND].seconds == 8.0
@@ -163,15 +163,15 @@ def test_the_receipt_of_an_ended_run_has_the_steps_of_a_shortened_training(setti
 
 def test_a_measured_time_is_kept_once_and_compared_with_the_forecast(settings, journal):
     op = finished_run(settings, journal, planned(settings))
-    (first,) = learned.errors(journal, settings)
+    (first,) = forecast_errors.errors(journal, settings)
     assert (first.run, first.came_s, first.is_repeated) == ("calm-ox-1", 54.0, False)
     PodFolder(settings.pods / "calm-ox-1").progress.unlink()  # the folder may be removed now
     learned.save_measured_times(journal, settings)
     finished_run(settings, journal, planned(settings), "calm-ox-2", slower=1.1)
-    _, second = learned.errors(journal, settings)
+    _, second = forecast_errors.errors(journal, settings)
     assert second.is_repeated and second.error == pytest.approx(54.0 / 58.6 - 1)
     assert second.early_error == pytest.approx(second.error)  # at a tenth of the time no step had begun
-    assert learned.errors(journal, settings, "calm-ox-1") == [first]
+    assert forecast_errors.errors(journal, settings, "calm-ox-1") == [first]
     assert Timings.for_journal(settings.state_file).get(op.token).state == "succeeded"
 
 
@@ -179,7 +179,7 @@ def test_a_resumed_run_on_a_rented_pod_is_learned_from(settings, journal):
     plan = planned(settings)
     op = finished_run(settings, journal, plan, is_carried=True)
     assert [step.name for step in Job.from_json(op.job).steps] == ["fetch", *(step.name for step in plan.job.steps)]
-    (first,) = learned.errors(journal, settings)
+    (first,) = forecast_errors.errors(journal, settings)
     assert first.came_s == 54.0
     assert {one.step: one.seconds for one in planned(settings).forecast} == {**SECONDS, AROUND: 8.0}
 
@@ -188,7 +188,7 @@ def test_a_first_run_that_mostly_builds_its_environment_counts_as_new(settings, 
     plan = planned(settings)
     around = replace(next(one for one in plan.forecast if one.step == AROUND), seconds=3600.0, high=7200.0)
     finished_run(settings, journal, with_margin(plan, around))
-    (first,) = learned.errors(journal, settings)
+    (first,) = forecast_errors.errors(journal, settings)
     assert not first.is_repeated
 
 
@@ -214,6 +214,57 @@ def test_an_interrupted_run_provides_its_pace_and_not_its_time(settings, journal
     assert base.times == 2 and 40.0 < base.seconds < 90.0
 
 
+CLOCKS = {
+    "the machine slept": (32_400.0, 3600.0, False),
+    "the clock was set back": (3600.0, 14_400.0, False),
+    "the clock was corrected": (3600.0, 3590.0, True),
+    "a short step": (1.0, 5.5, True),
+    "an older agent": (40.0, None, True),
+}
+
+
+@pytest.mark.parametrize(("wall_s", "awake_s", "is_kept"), CLOCKS.values(), ids=CLOCKS)
+def test_sleep_and_a_set_clock_are_no_work(settings, journal, wall_s, awake_s, is_kept):
+    op = finished_run(settings, journal, planned(settings))
+    folder = PodFolder(settings.pods / op.run)
+    progress = json.loads(folder.progress.read_text())
+    base = progress["steps"][-1]
+    base |= {"ended_at": base["started_at"] + wall_s, "marks": [], "awake_s": awake_s}
+    folder.progress.write_text(json.dumps(progress))
+    learned.save_measured_times(journal, settings)
+    times, measured_s = kept(settings, op)
+    assert ("base" in times) is is_kept and (measured_s is not None or not is_kept)
+
+
+@pytest.mark.parametrize("before", ["refused", "given back", "worked"])
+def test_requests_and_machines_without_work_do_not_interrupt_a_run(settings, journal, before):
+    """A vendor that is often sold out refuses the first offers of most launches."""
+    plan = planned(settings)
+    ends = {"refused": ["refused"], "given back": ["created", "end", "gone"], "worked": ["created", "armed", "gone"]}
+    lost = journal.plan(token="sw1-x", run="calm-ox-1", vendor="lium", target=plan.target)
+    for event in ("sending", *ends[before]):
+        lost = journal.advance(lost, event)
+    op = finished_run(settings, journal, plan)
+    learned.save_measured_times(journal, settings)
+    times, wall_s = kept(settings, op)
+    is_alone = before != "worked"
+    assert (wall_s is not None) is is_alone and times["base"].is_whole is is_alone
+
+
+def test_cost_of_a_forecast_is_that_of_all_nodes(settings, journal):
+    op, timings = finished_run(settings, journal, planned(settings)), Timings.for_journal(settings.state_file)
+    timings.save(replace(timings.get(op.token), micro_usd=(1, 2, 3)))
+    for token, run, rank in ((op.token, op.run, 0), ("sw1-b", f"{op.run}.1", 1), ("sw1-c", op.run, 0)):
+        if token != op.token:  # the last row is a later launch
+            row = journal.plan(token=token, run=run, rank=rank, vendor="local")
+            for event in ("sending", "created", "end", "gone"):
+                row = journal.advance(row, event, **({"remote_id": token} if event == "created" else {}))
+        row = journal.op(token)
+        journal.note(row, rate=36_000_000, sent_at=row.ended_at - 100, lived_s=100.0)
+    (found,) = forecast_errors.errors(journal, settings)
+    assert found.spent_micro_usd == 2 * 1_000_000
+
+
 def test_a_journal_without_records_is_understood(settings, journal):
     op = finished_run(settings, journal, planned(settings))
     timings = Timings.for_journal(settings.state_file)
@@ -227,7 +278,7 @@ def test_a_journal_without_records_is_understood(settings, journal):
     learned.save_measured_times(journal, settings)
     seconds = {one.step: one.seconds for one in planned(settings).forecast}
     assert {name: seconds[name] for name in SECONDS} == SECONDS
-    assert learned.errors(journal, settings) == []  # no forecast could be wrong
+    assert forecast_errors.errors(journal, settings) == []  # no forecast could be wrong
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token": "another"}', '{"token": "TOKEN", "steps": [{"name": 7}]}'])

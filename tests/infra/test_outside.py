@@ -28,6 +28,7 @@ RECORD = {
 STEP = {
     "name": "base", "state": "running", "attempts": 1, "started_at": 1e9, "ended_at": None, "elapsed_s": 7.5,
     "record": RECORD, "result": None, "marks": [[1.5, 0.1], [7.0, 0.5]], "others_share": 0.25,
+    "awake_s": 7.5,
 }  # fmt: skip
 PROGRESS = {
     "token": "sw1-x", "run": "calm-ox-1", "state": "running", "step": "base", "updated_at": 1e9, "steps": [STEP],

@@ -15,6 +15,7 @@ from infra.agent import untrusted_json
 from infra.agent.execution import timeline
 from infra.agent.execution.utilization import OtherLoad, UtilizationSampler
 from infra.agent.job import SCHEMA, Job, PodFolder
+from infra.agent.limits import awake_s
 from infra.agent.shortage import retry_shortages, tolerate_shortage
 from infra.agent.state import say, try_read_json, try_write_json
 
@@ -139,7 +140,7 @@ class Progress:
         self.document = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
         self.document["agents"] = agents
         self.load = OtherLoad()
-        self.written_at = 0.0
+        self.written_at = self.began_s = 0.0
         self.timeline = timeline.Timeline(pod.log(timeline.NAME), job.token)
         self.timeline.add(agent="starting")
         self.write()
@@ -159,6 +160,7 @@ class Progress:
             training=None,
         )
         step["started_at"] = step["started_at"] or time.time()
+        self.began_s = awake_s()
         self.load = OtherLoad()
         self.document.update(state="running", step=name)
         self.timeline.add(step=name, state="running")
@@ -188,7 +190,7 @@ class Progress:
         step = self.steps[name]
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
         if step["attempts"]:  # otherwise an earlier agent ran the step
-            step["others_share"] = self.load.share()
+            step.update(others_share=self.load.share(), awake_s=awake_s() - self.began_s)
         self.timeline.add(step=name, state=state)
         self.write()
 
@@ -300,4 +302,5 @@ def _waiting(name: str) -> Dict[str, Any]:
         "unit": None,  # of the marks
         "training": None,  # step, done and total in the newest record of a training step
         "others_share": None,
+        "awake_s": None,  # duration of the last attempt, without sleep of the machine and jumps of the clock
     }

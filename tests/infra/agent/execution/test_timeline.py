@@ -39,6 +39,15 @@ def test_timeline_has_each_state_and_the_parts_stay_out_of_the_progress(tmp_path
     assert all(abs(line["at"] - clocks.wall_s) < 60 and line["clock_s"] >= clocks.boot_s - 1 for line in lines[:2])
 
 
+def test_progress_has_the_time_of_a_step_without_sleep_and_without_jumps_of_the_clock(tmp_path, monkeypatch):
+    monkeypatch.setattr("infra.agent.execution.progress.awake_s", iter((100.0, 160.0)).__next__)
+    one = Progress(PodFolder(tmp_path), Job(run="otter", token="t1", steps=()), ["sft", "fetch"], lambda value: value)
+    one.begin("sft")
+    one.end("sft", "done")
+    one.end("fetch", "reused")
+    assert (one.steps["sft"]["awake_s"], one.steps["fetch"]["awake_s"]) == (60.0, None)
+
+
 def test_timeline_shows_an_agent_at_work_by_a_line_every_ten_seconds(tmp_path):
     one = timeline.Timeline(tmp_path / "logs" / "timeline.log", "t1")
     one.add_sign_of_life()
