@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from flows.limits import shared_resources
 from flows.planning import learned
-from flows.runs import launch, receipt, resume, run_leases
+from flows.runs import launch, receipt, rented_offer, resume, run_leases
 from flows.runs.launch import Launch
 from infra import job_environment
 from infra.checkout import ROOT
@@ -39,9 +39,11 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     else:
         op = _begin(found, journal, settings, tell)
     if op.token not in known:
+        offer = rented_offer.find(op, found.plan, found.offers, settings)
         with contextlib.suppress(OSError):  # On a full disk the run continues without a receipt.
-            receipt.write(op, settings, found.offers[0] if found.offers else None)
-        learned.save_forecast(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
+            receipt.write(op, settings, offer)
+        plan = rented_offer.plan_on(offer, found.plan, found.offers, settings)
+        learned.save_forecast(op, plan, asked_at, settings, offer)
     return op
 
 
