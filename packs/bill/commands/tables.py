@@ -13,7 +13,7 @@ from infra.records import Offer, Plan
 from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import cents, count, estimated
-from packs.bill.control.bill import Bill, add_bills
+from packs.bill.control.bill import Bill, add_bills, round_to_sum
 from packs.bill.control.flags import COMPARISONS, BillFlags
 from packs.bill.control.pod_time import PARTS, STEPS
 from packs.bill.control.projection import ExpectedPart, earlier_bills, parts_of_plan
@@ -87,12 +87,12 @@ class BillView(CostView):
 
 def projected(parts: Sequence[ExpectedPart]) -> CostTable:
     """Return the table of the expected parts of a plan."""
-    seconds, cost = sum(one.seconds for one in parts), sum(one.micro_usd for one in parts)
+    seconds, (*amounts, cost) = sum(one.seconds for one in parts), _amounts([one.micro_usd for one in parts])
     shown = [CostPart(one.step or NAMES.get(one.part, BEFORE), one.seconds, one.micro_usd) for one in parts]
     rows = [("expected part", "time", "USD", "")]
-    for one, part in zip(shown, parts, strict=True):
-        rows.append((one.name, estimated(one.seconds), _nearest(one.micro_usd, cost), f"({part.evidence})"))
-    rows.append(("in all, without deletion", estimated(seconds), _nearest(cost, cost), ""))
+    for one, part, amount in zip(shown, parts, amounts, strict=True):
+        rows.append((one.name, estimated(one.seconds), amount, f"({part.evidence})"))
+    rows.append(("in all, without deletion", estimated(seconds), cost, ""))
     document = [
         {
             "part": one.part or "start",
@@ -116,11 +116,12 @@ def parts_of(bill: Bill) -> list[CostPart]:
 def text_of(bill: Bill) -> str:
     """Return the table of a run."""
     rows: list[tuple[str, ...]] = [("part of the time", "seconds", "share", "USD", "")]
-    longest_s = max(bill.seconds.values())
-    for one in parts_of(bill):
+    longest_s, parts = max(bill.seconds.values()), parts_of(bill)
+    *amounts, cost = _amounts([one.micro_usd for one in parts])
+    for one, amount in zip(parts, amounts, strict=True):
         bar, share = "#" * round(BAR * one.seconds / longest_s), f"{100 * one.seconds / bill.total_s:.1f} %"
-        rows.append((one.name, f"{one.seconds:,.1f}", share, _usd(one.micro_usd, bill), bar))
-    rows.append(("in all", f"{bill.total_s:,.1f}", "100 %", _usd(bill.cost, bill), ""))
+        rows.append((one.name, f"{one.seconds:,.1f}", share, amount, bar))
+    rows.append(("in all", f"{bill.total_s:,.1f}", "100 %", cost, ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     shown = [1, 2, 3] if bill.cost else [1, 2]
     aligned = [(row[0], *(row[at].rjust(widths[at]) for at in shown), row[4]) for row in rows]
@@ -129,23 +130,26 @@ def text_of(bill: Bill) -> str:
 
 def overhead_of(bill: Bill) -> str:
     """Return the overhead of a run in words."""
-    pods, steps = count(bill.pods, "pod"), bill.micro_usd.get(STEPS, 0)
+    pods, parts = count(bill.pods, "pod"), parts_of(bill)
     open_end = "" if bill.is_over else "; the run is not over"
     if bill.unexplained > MOST_UNEXPLAINED:
         open_end += f"; {bill.unexplained:.0%} of the time is without a record"
     if bill.overhead is None:
         return f"no training step has run on {pods}{open_end}"
-    paid = f", {_usd(bill.cost, bill)} USD for {_usd(steps, bill)} USD of steps" if bill.cost else ""
+    *amounts, cost = _amounts([one.micro_usd for one in parts])
+    of_steps = next(amount for amount, one in zip(amounts, parts, strict=True) if one.name == NAMES[STEPS])
+    paid = f", {cost} USD for {of_steps} USD of steps" if bill.cost else ""
     return f"each second of training steps took {bill.overhead:.2f} seconds on {pods}{paid}{open_end}"
 
 
-def _usd(micro_usd: int, bill: Bill) -> str:
-    return _nearest(micro_usd, bill.cost)
-
-
-def _nearest(micro_usd: int, whole: int) -> str:
-    """Return a part of the cost `whole`, rounded to the nearest unit, so that the parts add up."""
-    return f"{micro_usd / 1e6:,.{4 if whole < SMALL else 2}f}"
+def _amounts(micro_usd: Sequence[int]) -> list[str]:
+    """Return the amounts in US dollars, and at the end the sum, rounded up as in the ledger: the amounts add up."""
+    digits = 4 if sum(micro_usd) < SMALL else 2
+    unit = 10 ** (6 - digits)
+    whole = -(-sum(micro_usd) // unit)
+    rounded = round_to_sum({str(at): one / unit for at, one in enumerate(micro_usd)}, whole)
+    units = [*(rounded.get(str(at), 0) for at in range(len(micro_usd))), whole]
+    return [f"{one / 10**digits:,.{digits}f}" for one in units]
 
 
 def document_of(bill: Bill) -> dict[str, Any]:

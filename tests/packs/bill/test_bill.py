@@ -13,6 +13,7 @@ from infra.ledger.journal import Journal
 from infra.records import Pod
 from infra.runs.run_home import RunHome
 from infra.settings import Settings
+from infra.units import in_usd
 from packs.bill.commands import tables
 from packs.bill.control import sources
 from packs.bill.control.bill import Bill, PodBill, add_bills, bill_of, cost_of
@@ -371,6 +372,18 @@ def test_table_of_a_run_shows_each_part_and_the_overhead():
     assert [row.split()[0] for row in text.splitlines()] == ["part", "boot", "training", "deletion", "in", "each"]
     assert "each second of training steps took 1.67 seconds on 2 pods, 0.3000 USD for 0.2000 USD of steps" in text
     assert tables.document_of(BILL)["usd"]["steps"] == "0.20"
+
+
+@pytest.mark.parametrize(
+    "amounts", [[4_004_900] * 3, [3_999_999, 1, 4_004_950, 2_000_000], [12_345], [0, 999_999_999], [1, 1, 1], []]
+)
+def test_amounts_of_a_table_add_up_to_the_sum_of_the_ledger(amounts):
+    *shown, total = (round(float(one.replace(",", "")) * 10**4) for one in tables._amounts(amounts))
+    assert sum(shown) == total and all(abs(one - exact / 100) < 100 for one, exact in zip(shown, amounts, strict=True))
+    if sum(amounts) >= tables.SMALL:
+        assert f"{tables._amounts(amounts)[-1]} USD".replace(",", "") == in_usd(sum(amounts))
+    else:
+        assert 0 <= total - sum(amounts) / 100 < 1
 
 
 def test_comparison_lists_the_least_overhead_first():
