@@ -163,7 +163,7 @@ class Op:
 
     @property
     def service(self) -> str:
-        """Return the service whose controller looks after the pod, "" for none; a replica belongs to no run."""
+        """Return the service with this pod as a replica, "" for none; a replica belongs to no run."""
         return self.owner if self.owner_kind == "service" else ""
 
 

@@ -87,7 +87,7 @@ def pods_of(rows: Sequence[Op], journal: Journal, settings: Settings, tell: Say,
             billed_from=billed_from,
             billed_until=math.inf if billed is None or not op.rate else billed_from + billed * 3600 / op.rate / scale,
             lines=lines,
-            kinds=_kinds_told(lines) | kinds_of(op, events) if events[0].event == "claim" else kinds_of(op, events),
+            kinds=_kinds_in(lines) | kinds_of(op, events) if events[0].event == "claim" else kinds_of(op, events),
             is_held=_kind_of(op) == "hold",
             is_partial=is_partial,
         )
@@ -176,7 +176,7 @@ def kinds_of(op: Op, events: Sequence[Moment]) -> dict[str, str]:
     return {ENVIRONMENT_STEP: ENVIRONMENT} | {step.name: program_part(step) for step in steps}
 
 
-def _kinds_told(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _kinds_in(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the part of each step in a timeline, for a row without the steps of the job."""
     trained = {one["step"] for one in lines if "part" in one}
     return {one["step"]: ENVIRONMENT if one["step"] in trained else UNEXPLAINED for one in lines if "step" in one}
