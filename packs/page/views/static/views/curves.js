@@ -100,7 +100,7 @@ export function open(place, query) {
     if (!names.length) put(below, ["none", about.phase, found.error], () => !found.error && empty(about.phase ? `${about.phase} has told nothing yet.` : "No phase of training belongs to this run."));
     else put(below, [about, found.samples, parts.map((one) => [one.marks, one.facts, one.last]), parts[0]?.mfu_of], () => beneath(about, found.samples, parts));
     const shown = about.chosen.map((one) => [runs.find((other) => other.run === one), found[`over ${one}`]]).filter(([one]) => one?.state);
-    put(about.chosen.length === 1 ? facts : among, shown.map(([one, over]) => [one, over?.cost_usd, over?.parts]), () => (about.chosen.length === 1 ? shown.map(tiles) : shown.length > 0 && beside(shown)));
+    put(about.chosen.length === 1 ? facts : among, shown.map(([one, over]) => [one, over?.cost_usd, over?.limit_usd, over?.parts]), () => (about.chosen.length === 1 ? shown.map(tiles) : shown.length > 0 && beside(shown)));
   };
   const asked = { runs: query.runs ?? "", phase: query.phase ?? "", by: query.by ?? "", since: query.since ?? "", until: query.until ?? "" };
   const live = new Live("curves", asked, (parts) => { found = parts; draw(); });
