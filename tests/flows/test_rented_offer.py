@@ -19,6 +19,12 @@ H100, A100, OTHER_A100 = (
 )
 
 
+@pytest.fixture
+def rented(settings):
+    """Return the settings with an account at a vendor."""
+    return replace(settings, provider="runpod", runpod_api_key="k" * 20)
+
+
 def row(offer, place="", rate=0):
     """Return the row of a pod; the job has the price of the offer, and the vendor may have reported another rate."""
     job = Job("calm-1", "sw1-a", (), limits=Limits(micro_usd_per_hour=offer.micro_usd_per_hour))
@@ -34,32 +40,32 @@ def saved(settings, op, plan, offers):
 
 
 @pytest.mark.parametrize("rate", [0, 1_700_000], ids=["as agreed", "a higher rate"])
-def test_forecast_is_about_the_rented_machine(settings, rate):
-    plan = planned(settings, H100, profile="smollm2_135m", phase="base")
+def test_forecast_is_about_the_rented_machine(rented, rate):
+    plan = planned(rented, H100, profile="smollm2_135m", phase="base")
     offers = (H100, A100, OTHER_A100)
-    _, first = saved(settings, row(H100), plan, offers)
-    offer, second = saved(settings, row(A100, rate=rate), plan, offers)
+    _, first = saved(rented, row(H100), plan, offers)
+    offer, second = saved(rented, row(A100, rate=rate), plan, offers)
     assert offer == A100 and first.expected == plan.forecast
     assert {one.machine for one in second.works} == {"1 x A100-80GB"} != {one.machine for one in first.works}
     seconds = [sum(one.seconds for one in found.expected) for found in (first, second)]
     assert seconds[1] > 1.5 * seconds[0] and second.micro_usd is not None
 
 
-def test_rented_machine_that_fits_different_offers_has_no_forecast(settings):
-    plan = planned(settings, H100, profile="smollm2_135m", phase="base")
+def test_rented_machine_that_fits_different_offers_has_no_forecast(rented):
+    plan = planned(rented, H100, profile="smollm2_135m", phase="base")
     alike = replace(H100, micro_usd_per_hour=A100.micro_usd_per_hour)
-    offer, found = saved(settings, row(A100), plan, (alike, A100))
+    offer, found = saved(rented, row(A100), plan, (alike, A100))
     assert (offer, found.expected, found.micro_usd) == (None, (), None)
     assert found.works == plan.works  # the work is known
-    offer, found = saved(settings, row(replace(A100, micro_usd_per_hour=7)), plan, (H100, A100))
+    offer, found = saved(rented, row(replace(A100, micro_usd_per_hour=7)), plan, (H100, A100))
     assert offer is None and found.expected == ()
-    offer, found = saved(settings, row(replace(H100, micro_usd_per_hour=7)), plan, (H100, H100))
+    offer, found = saved(rented, row(replace(H100, micro_usd_per_hour=7)), plan, (H100, H100))
     assert offer == H100 and found.expected == plan.forecast
 
 
-def test_run_without_offers_keeps_the_forecast(settings):
-    plan = planned(settings, None, profile="smollm2_135m", phase="base")
-    offer, found = saved(settings, replace(row(H100), vendor="local"), plan, ())
+def test_run_without_offers_keeps_the_forecast(rented):
+    plan = planned(rented, None, profile="smollm2_135m", phase="base")
+    offer, found = saved(rented, replace(row(H100), vendor="local"), plan, ())
     assert offer is None and found.expected == plan.forecast
 
 

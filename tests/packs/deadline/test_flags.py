@@ -153,7 +153,8 @@ def test_only_the_end_of_the_schedule_changes_and_the_fingerprint_with_it():
 @pytest.mark.parametrize("share", [0.03, 0.07])
 def test_plan_warns_of_a_limit_far_below_the_expected_time(tmp_path, flag, share, nodes):
     environ = {"SLIPWAY_STORE": f"{tmp_path}/store", "SLIPWAY_STATE_FILE": f"{tmp_path}/state/journal.db"}
-    settings = replace(Settings.load(ROOT, environ={**environ, "HOME": str(tmp_path)}), profile="qwen3_4b")
+    settings = Settings.load(ROOT, environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20})
+    settings = replace(settings, profile="qwen3_4b")
     offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=4, micro_usd_per_hour=10_000_000)
     request = Request(run="new", provider="runpod", gpu="H100", num_gpus=4, nodes=nodes)
     given = spec_of(**{flag: "2040-01-01 16:00" if flag == "finish_by" else "15"})
