@@ -93,8 +93,8 @@ class NanochatParts:
     """Parts of nanochat's decoder (2026) beside the blocks. The defaults are a decoder without these parts."""
 
     windows: str = "L"
-    """Attention of the layers, repeated over the depth: `L` reads all earlier tokens, `S` only `window` earlier tokens.
-    The last layer is always `L`."""
+    """Attention of the layers, repeated over the depth: `S` reads `window` earlier tokens, `L` as many as the model has
+    positions. The last layer is always `L`."""
     window: int = 0
     """Number of earlier tokens that a layer `S` reads."""
     value_channels: int = 0

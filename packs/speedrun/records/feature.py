@@ -26,6 +26,11 @@ def is_windowed(config: ModelConfig, layer: int) -> bool:
     return layer < config.num_hidden_layers - 1 and windows[layer % len(windows)] == "S"
 
 
+def window_of(config: ModelConfig, layer: int) -> int:
+    """Return the number of earlier tokens that a layer reads: layers `L` read as many as the model has positions."""
+    return parts_of(config).window if is_windowed(config, layer) else config.max_position_embeddings
+
+
 class NanochatFeature(ModelFeature):
     """The model feature `nanochat`; see `ModelConfig.nanochat`."""
 
@@ -94,7 +99,7 @@ class NanochatFeature(ModelFeature):
         return f"llama.cpp does not support {', '.join(self.unsupported_parts(config))}"
 
     def attended(self, config: ModelConfig, layer: int, length: int) -> int:
-        return min(parts_of(config).window, length) if is_windowed(config, layer) else length
+        return min(window_of(config, layer), length)
 
     def saved_values_per_token(self, config: ModelConfig) -> int:
         """Return the number of values per token that the backward pass keeps beside a block: inputs of products."""

@@ -2,6 +2,7 @@
 
     ids -> embedding -> smear -> for each layer: scale, block (window, value embedding) -> backout -> norm
 
+Layers `S` of the pattern read `window` earlier tokens, all other layers as many as the model has positions.
 A token never smears or attends across documents. The trunk derives the previous token and the window from the mask, so
 padded rows, packed documents, trees of answers and KV caches need no code of their own.
 Source: `nanochat/gpt.py` of karpathy/nanochat, July 2026. Value embeddings: Zhou et al., arXiv 2410.17897.
@@ -35,7 +36,8 @@ class Pass:
 
     ids: Tensor  # (B, T)
     embedding: Tensor  # (B, T, d), input of the first layer
-    windowed: Positions  # positions of the layers with a window
+    near: Positions  # positions of the layers with the window of the pattern
+    far: Positions  # positions of all other layers
     middle: Tensor | None = None  # (B, T, d), output of the middle layer
 
 
@@ -94,17 +96,19 @@ class NanochatTrunk(Trunk):
         if channels := self.parts.smear_channels:
             gate = self.smear_scale.to(dtype) * torch.sigmoid(self.smear_gate(x[..., :channels]))
             x = x + gate * self._previous(x, at, cache, documents)
-        windowed = at
+        near, far, positions = at, at, self.config.max_position_embeddings
         if "S" in self.parts.windows:
-            windowed = replace(at, mask=window_mask(x, at.mask, documents, self.parts.window, self.config))
-        return x, Pass(ids, x, windowed)
+            near = replace(at, mask=window_mask(x, at.mask, documents, self.parts.window, self.config))
+        if cache is None and ids.shape[1] > positions + 1:  # a scored row; no cache holds more tokens than positions
+            far = replace(at, mask=window_mask(x, at.mask, documents, positions, self.config))
+        return x, Pass(ids, x, near, far)
 
     def enter(self, layer: int, x: Tensor, at: Positions, state: Pass) -> tuple[Tensor, Positions]:
         if layer == self.config.num_hidden_layers // 2 + 1:
             state.middle = x
         if self.parts.scales:
             x = self.residual_scales[layer] * x + self.embed_scales[layer] * state.embedding
-        here = state.windowed if is_windowed(self.config, layer) else at
+        here = state.near if is_windowed(self.config, layer) else state.far
         if not has_values(self.config, layer):
             return x, here
         size = (*state.ids.shape, self.config.num_key_value_heads, self.config.head_dim)

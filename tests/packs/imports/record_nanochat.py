@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = Path(__file__).with_name("nanochat_2026")
 SIZES = {"sequence_len": 512, "vocab_size": 300, "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
 LENGTH, EVERY = 400, 9  # recorded tokens; recorded positions
+LONG = 700  # tokens of a row that is longer than the context, as in CORE
 PROMPT, ANSWER = 200, 40
 STEP = 10
 TEXT = 500  # recorded characters
@@ -98,8 +99,11 @@ def main() -> None:
     prompt = ids[0, :PROMPT].tolist()
     silent = types.SimpleNamespace(encode_special=lambda text: -1, get_bos_token_id=lambda: -1)  # no stop token
     answers, _ = engine.Engine(model, silent).generate_batch(prompt, max_tokens=ANSWER, temperature=0.0)
+    long_ids = torch.randint(0, SIZES["vocab_size"], (1, LONG), generator=generator)
+    with torch.no_grad():
+        long_logits = model(long_ids)[0, SIZES["sequence_len"] + 1 :: EVERY].contiguous()
     (given.out / "logits.safetensors").unlink(missing_ok=True)
-    tensor_file.write(given.out / "logits.safetensors", {"logits": logits})
+    tensor_file.write(given.out / "logits.safetensors", {"logits": logits, "long_logits": long_logits})
     commit = subprocess.check_output(["git", "-C", str(given.nanochat), "rev-parse", "HEAD"], text=True).strip()
     plain = rustbpe.Tokenizer()  # the trained tokenizer again, because only tiktoken encodes with the stored one
     plain.train_from_iterator(
@@ -109,6 +113,7 @@ def main() -> None:
         "commit": commit,
         "loss": loss,
         "ids": ids[0].tolist(),
+        "long_ids": long_ids[0].tolist(),
         "answer": answers[0][PROMPT:],
         "text": text[:TEXT],
         "text_ids": plain.encode(text[:TEXT]),

@@ -21,7 +21,7 @@ from infra.settings import Settings
 from packs.imports.records import nanochat
 from packs.imports.trainer import child
 from store.artifacts.artifacts import Store
-from tests.packs.imports.record_nanochat import EVERY, FOLDER, PROMPT
+from tests.packs.imports.record_nanochat import EVERY, FOLDER, LONG, PROMPT, SIZES
 from tests.trainer.conftest import inputs as inputs
 from tests.trainer.conftest import one_thread as one_thread
 from tests.trainer.conftest import world as world
@@ -46,12 +46,13 @@ def recorded_in(folder: Path) -> dict[str, Any]:
 
 
 def assert_equals_recording(model: Decoder, folder: Path) -> None:
-    """Compare logits, loss and the answer with a KV cache with nanochat's."""
-    recorded = recorded_in(folder)
-    ids = torch.tensor([recorded["ids"]])
-    logits = tensor_file.read(folder / "logits.safetensors")["logits"]
+    """Compare logits, also of a row beyond the context, the loss and the answer with a KV cache with nanochat's."""
+    recorded, logits = recorded_in(folder), tensor_file.read(folder / "logits.safetensors")
+    ids, long_ids = torch.tensor([recorded["ids"]]), torch.tensor([recorded["long_ids"]])
     with torch.inference_mode():
-        assert (model(ids[:, :-1])[0, ::EVERY] - logits).abs().max() < NEAR
+        assert (model(ids[:, :-1])[0, ::EVERY] - logits["logits"]).abs().max() < NEAR
+        assert long_ids.shape[1] == LONG > SIZES["sequence_len"] == model.config.max_position_embeddings
+        assert (model(long_ids)[0, SIZES["sequence_len"] + 1 :: EVERY] - logits["long_logits"]).abs().max() < NEAR
         assert model.loss(ids[:, :-1], ids[:, 1:]) / (ids.shape[1] - 1) == pytest.approx(recorded["loss"], abs=NEAR)
     answer = recorded["answer"]
     assert generate(model, [recorded["ids"][:PROMPT]], (), len(answer)) == [answer] and len(set(answer)) > 5

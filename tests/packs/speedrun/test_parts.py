@@ -118,6 +118,21 @@ def test_packed_documents_and_trees_of_answers_have_the_values_of_single_rows():
         assert (hidden[places] - alone).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize(("windows", "layer", "window"), [("S", 0, 6), ("S", 1, 16), ("L", 0, 16), ("L", 1, 16)])
+def test_layer_of_a_row_beyond_the_positions_reads_as_many_tokens_as_its_window(windows, layer, window, is_packed):
+    parts = NanochatParts(windows=windows, window=6, value_channels=6)
+    config = replace(SHAPE, num_hidden_layers=2, max_position_embeddings=16, nanochat=parts)
+    model = random_model(config)
+    model.blocks[1 - layer].self_attn.o_proj.weight.data.zero_()  # only one layer reads other tokens
+    documents = torch.tensor([[0] * 10 + [1] * 30]) if is_packed else None
+    changed, at = IDS[:1].clone(), 20
+    changed[0, at] += 1
+    with torch.inference_mode():
+        moved = (model.hidden(changed, documents=documents) - model.hidden(IDS[:1], documents=documents)).abs()
+    assert moved[0].amax(dim=-1).nonzero().flatten().tolist() == list(range(at, at + window + 1))
+
+
 def test_value_embeddings_grow_with_the_vocabulary():
     config, weights = import_model.grown(random_model(), 330, [])
     grown = Decoder(config)
@@ -135,7 +150,7 @@ def test_window_of_flex_attention_equals_the_window_of_the_masked_kernel():
         at = model.positions(positions_in(documents), documents_mask(documents, is_flex), True)
         _, state = model.model.begin(IDS[:1], at, None, documents, torch.float32)
         q = torch.randn(1, 2, 40, 16, generator=torch.Generator().manual_seed(1))
-        found.append(attend(q, q[:, :1], q[:, :1], state.windowed.mask))
+        found.append(attend(q, q[:, :1], q[:, :1], state.near.mask))
     assert (found[0] - found[1]).abs().max() < 1e-5
 
 
