@@ -167,8 +167,9 @@ def score_questions(task: CoreTask, some: Sequence[Mapping[str, Any]], model: De
         if task.kind == WORDS:
             truths.append(each[0].is_greedy)
         else:
-            # A choice that is a prefix of all choices has no scored ids; never choose such a choice.
-            means = [cost.nats / count if count else math.inf for cost, (_, count) in zip(each, rows, strict=True)]
+            # A choice that is a prefix of all choices has no scored ids. As in nanochat, the mean is nan, so `min`
+            # chooses such a choice if the choice is the first, and never otherwise.
+            means = [cost.nats / count if count else math.nan for cost, (_, count) in zip(each, rows, strict=True)]
             truths.append(least(means) == one["gold"])
     return truths
 

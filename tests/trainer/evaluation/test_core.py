@@ -70,6 +70,19 @@ def test_common_prefix_of_all_rows_does_not_count():
     assert core.scored_rows("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_choice_without_scored_ids_is_chosen_as_in_nanochat(inputs, tmp_path, place):
+    one, choices = Decoder(TINY).eval(), ["a b", "a c"]
+    initialize(one, 3)
+    choices.insert(place, "a")
+    rows = [{"query": "Name it:", "choices": choices, "gold": gold} for gold in range(3)]
+    task = core.CoreTask("pick", "multiple_choice", tmp_path, 0, " ", 0.0)
+    right = core.score_questions(task, rows, one, tokenizers.load(inputs[0] / "tokenizer"))
+    means = [1.0, 2.0]
+    means.insert(place, float("nan"))  # nanochat's mean over no ids
+    assert sum(right) == 1 and right[place] == (means.index(min(means)) == place)
+
+
 @pytest.fixture
 def model(inputs, tmp_path):
     """Return the folder of a model that continues WORDS correctly."""
