@@ -10,9 +10,11 @@ and all other settings of the profile. A busy machine makes steps more expensive
 import argparse
 import statistics
 import tempfile
-import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -46,6 +48,26 @@ class Inputs:
     tokenizer: Tokenizer
 
 
+@dataclass
+class StepTimes:
+    """Times of steps. On a GPU, a step ends when the GPU has done its work."""
+
+    device: torch.device
+    cpu_s: list[float] = field(default_factory=list)
+    """CPU seconds of this process."""
+    wall_s: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Add the times of the block."""
+        began_s, began_cpu_s = perf_counter(), process_time()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.cpu_s.append(process_time() - began_cpu_s)
+        self.wall_s.append(perf_counter() - began_s)
+
+
 def inputs(folder: Path, vocab_size: int) -> Inputs:
     pipeline.shard(TextSpec(), folder / "text")
     bpe.make(TokenizerSpec(vocab_size=vocab_size), folder / "text", folder / "tokenizer")
@@ -53,25 +75,24 @@ def inputs(folder: Path, vocab_size: int) -> Inputs:
     return Inputs(folder / "text", folder / "tokenizer", folder / "tokens", load_tokenizer(folder / "tokenizer"))
 
 
-def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) -> tuple[Decoder, list[float]]:
-    """Return the model after the first `steps` steps of the phase, and the CPU seconds of each step."""
+def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) -> tuple[Decoder, StepTimes]:
+    """Return the model after the first `steps` steps of the phase, and the times of the steps."""
     files = token_files(given.tokens, "train")
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     model = Decoder(config.model, machine.dtype(config))
     initialize(model, config.seed)
     model.to(machine.device)
-    optimizer, spent = Optimizer(model, config.optimizer), []
+    optimizer, times = Optimizer(model, config.optimizer), StepTimes(machine.device)
     with training_setup(model, config, machine):
         for step in range(steps):
-            began = time.process_time()
-            rows = loader.batch(step)
-            optimizer.zero_grad()
-            batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
-            accumulate(model, batch, config.micro_rows, batch["targets"].size, CrossEntropy())
-            optimizer.clip()
-            optimizer.step(learning_rate_scale(config.schedule, step, config.steps), step / config.steps)
-            spent.append(time.process_time() - began)
-    return model, spent
+            with times.step():
+                rows = loader.batch(step)
+                optimizer.zero_grad()
+                batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
+                accumulate(model, batch, config.micro_rows, batch["targets"].size, CrossEntropy())
+                optimizer.clip()
+                optimizer.step(learning_rate_scale(config.schedule, step, config.steps), step / config.steps)
+    return model, times
 
 
 def main() -> None:
@@ -89,8 +110,8 @@ def main() -> None:
         made = inputs(Path(folder), base.model.vocab_size)
         steps = given.steps
         if not steps:
-            _, spent = trained(base, made, machine, WARM_UP_STEPS + TIMED_STEPS)
-            steps = int(given.cpu_s / statistics.mean(spent[WARM_UP_STEPS:]))
+            _, times = trained(base, made, machine, WARM_UP_STEPS + TIMED_STEPS)
+            steps = int(given.cpu_s / statistics.mean(times.cpu_s[WARM_UP_STEPS:]))
         config = base.with_steps(steps)
         texts = sorted((made.text / "val").glob("*.txt"))
         print(
@@ -101,13 +122,13 @@ def main() -> None:
         print("\n| seed | bits per byte | CPU s of the steps | s on the wall |\n|---|---|---|---|")
         found = []
         for seed in map(int, given.seeds.split(",")):
-            began = time.perf_counter()
-            model, spent = trained(replace(config, seed=seed), made, machine, steps)
-            wall_s = time.perf_counter() - began
+            began = perf_counter()
+            model, times = trained(replace(config, seed=seed), made, machine, steps)
+            wall_s = perf_counter() - began
             val = token_files(made.tokens, "val")
             text_of = heldout(val, made.tokenizer_folder, config.sequence_len)
             found.append(bits_per_byte(model, text_of)["bits_per_byte"])
-            print(f"| {seed} | {found[-1]:.3f} | {sum(spent):.0f} | {wall_s:.0f} |", flush=True)
+            print(f"| {seed} | {found[-1]:.3f} | {sum(times.cpu_s):.0f} | {wall_s:.0f} |", flush=True)
     print(f"\nmean {statistics.mean(found):.3f}, range {min(found):.3f} to {max(found):.3f}")
 
 

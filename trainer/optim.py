@@ -47,6 +47,13 @@ def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> floa
     return warmup * (schedule.final + (1 - schedule.final) * left)
 
 
+def momentum_at(muon: MuonConfig, step: int, scale: float) -> float:
+    """Return the momentum of Muon at `step` (from 0), with `scale` times the peak learning rate."""
+    if step < muon.momentum_steps:
+        return muon.first_momentum + step / muon.momentum_steps * (muon.momentum - muon.first_momentum)
+    return muon.last_momentum + min(scale, 1.0) * (muon.momentum - muon.last_momentum)
+
+
 def orthogonalize(matrices: Tensor, coefficients: Sequence[tuple[float, float, float]] = NEWTON_SCHULZ) -> Tensor:
     """Return the approximate nearest (semi-)orthogonal matrices of a stack (N, rows, columns), by Newton-Schulz."""
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -145,7 +152,7 @@ class Optimizer:
         for group in self.adamw:
             self._adamw(group, group.lr * scale)
         for group in self.muon:
-            self._muon(group, group.lr * scale, self._momentum(scale), progress)
+            self._muon(group, group.lr * scale, momentum_at(self.variant, self.updates - 1, scale), progress)
         self.sharding.all_gather_updates()
 
     def _adamw(self, group: Group, lr: float) -> None:
@@ -168,14 +175,6 @@ class Optimizer:
             amsgrad=False,
             maximize=False,
         )
-
-    def _momentum(self, scale: float) -> float:
-        """Return the momentum of Muon for this update, at `scale` times the peak learning rate."""
-        muon = self.variant
-        if self.updates <= muon.momentum_steps:
-            share = (self.updates - 1) / muon.momentum_steps
-            return muon.first_momentum + share * (muon.momentum - muon.first_momentum)
-        return muon.last_momentum + min(scale, 1.0) * (muon.momentum - muon.last_momentum)
 
     def _muon(self, group: Group, lr: float, momentum: float, progress: float) -> None:
         """Update by Muon, orthogonalizing matrices of equal shape as one stack.
