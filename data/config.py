@@ -201,6 +201,11 @@ class StepContext:
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
 
+# A large corpus is not evaluated whole: a single process evaluates, while every GPU of the machine bills.
+HELDOUT_TOKENS = 80 << 19  # as nanochat
+HELDOUT_BYTES = 64 << 20  # xz -9e compresses about 2 MB a second, and its dictionary has 64 MiB
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
     """Documents -> text shards."""

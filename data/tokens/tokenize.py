@@ -6,6 +6,7 @@ complete, and its header identifies text and tokenizer.
 """
 
 import hashlib
+import math
 import os
 import time
 from array import array
@@ -145,11 +146,15 @@ def _origin(text: Path) -> dict[str, Any]:
     return {name: manifest.get(name, {}) for name in ("source", "options", "input")}
 
 
-def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
-    """Tokenize text shards into a single file; return (tokens, documents)."""
+def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path, most: float = math.inf) -> tuple[int, int]:
+    """Tokenize text shards into a single file; return (tokens, documents).
+
+    most: leave out the documents after more than this many tokens.
+    """
     made = TokenWriter(target, tokenizer)
-    for _ in _fill(made, paths, tokenizer):
-        pass
+    for _, tokens in _fill(made, paths, tokenizer):
+        if tokens > most:
+            break
     made.finish()
     return made.num_tokens, made.num_documents
 

@@ -24,9 +24,11 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
             continue
         what, beside = MEASURES.get(key, (key, ""))
         if key == "text":
-            beside = ", ".join(
+            said = [
                 f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9")) if kind in found
-            )
+            ]
+            said += [f"of the first {one['evaluated_tokens']:,} tokens"] if "evaluated_tokens" in one else []
+            beside = ", ".join(said)
         elif "chance" in one:
             beside = f"by chance: {100 * one['chance']:.1f} %"
         of = f" of {one['of']:,}" if one.get("of") else ""

@@ -57,8 +57,8 @@ def test_gpu_too_small_for_a_model_is_reported_with_numbers(world, monkeypatch, 
 def test_large_held_out_text_is_evaluated_in_part(world, monkeypatch, most_tokens, most_bytes):
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     if most_tokens:
-        monkeypatch.setattr(base, "MOST_TOKENS", most_tokens)
-        monkeypatch.setattr(base, "MOST_BYTES", most_bytes)
+        monkeypatch.setattr(base, "HELDOUT_TOKENS", most_tokens)
+        monkeypatch.setattr(base, "HELDOUT_BYTES", most_bytes)
     assert main(["base", "--config", str(configured(world, "base", world.making(), tiny(steps=2)))]) == 0
     about = json.loads((world.store / "base_checkpoints/tiny/ARTIFACT.json").read_text())["about"]
     assert about["bits_per_byte"] > 0 and about["gzip"] > 0

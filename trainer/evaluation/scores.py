@@ -17,6 +17,7 @@ from typing import Any
 
 from data.chat.conversations import Message
 from data.chat.phrasing import make_conversation
+from data.config import HELDOUT_BYTES, HELDOUT_TOKENS
 from data.report.compressors import anchors
 from data.tokens import tokenize, tokenizer
 from data.tokens.loader import heldout
@@ -56,9 +57,10 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     measures: dict[str, Any] = {}
 
     if spec.text and (val := sorted((Path(spec.text) / "val").glob("*.txt"))):
-        measures["text"] = of_text(model, words, folder, val)
-        found |= {"bits_per_byte": measures["text"]["value"], "loss": measures["text"]["loss"]["value"]}
-        found |= anchors(val)
+        plain = anchors(val, HELDOUT_BYTES)
+        cut = {name: plain.pop(name) for name in ("compressed_bytes",) if name in plain}
+        measures["text"] = of_text(model, words, folder, val) | cut
+        found |= {"bits_per_byte": measures["text"]["value"], "loss": measures["text"]["loss"]["value"], **plain}
     paths = {"identity": Path(spec.identity) / "identity_conversations.heldout.jsonl"} if spec.identity else {}
     paths |= {kind: Path(spec.questions) / f"{kind}.heldout.jsonl" for kind in ("pydocs", "other") if spec.questions}
     if paths:
@@ -176,7 +178,7 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
     """Return bits per byte and loss of held-out shards with intervals, measured as in the training phases.
 
     Split the concatenated documents into non-overlapping windows of the model's training context, so every token is
-    predicted once.
+    predicted once. `evaluated_tokens` is present only if HELDOUT_TOKENS has cut the documents.
     """
     about = vocabulary.about_of(folder)
     said = about.get("context")
@@ -184,8 +186,9 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
     begin = words.separator if about.get("document_masks") is True else None
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "val.bin"
-        tokenize.write(val, words, shard)
-        rows = rows_of_text(model, heldout([shard], folder, length), words, begin)
+        tokens, _ = tokenize.write(val, words, shard, HELDOUT_TOKENS)
+        rows = rows_of_text(model, heldout([shard], folder, length, most=HELDOUT_TOKENS), words, begin)
+    cut = {"evaluated_tokens": HELDOUT_TOKENS} if tokens > HELDOUT_TOKENS else {}
     counted = [at for at, size in enumerate(rows["bytes"]) if size]
     rows = {name: [values[at] for at in counted] for name, values in rows.items()}
     bits = intervals.ratio(rows["nats"], rows["bytes"], 1 / math.log(2))
@@ -196,7 +199,8 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
         "loss": loss.to_dict(),
         "method": RATIO,
         "material": digest(val),
-        "rows_of": f"{words.sha256[:12]}, {length} tokens",
+        "rows_of": ", ".join([words.sha256[:12], f"{length} tokens", *(f"the first {one}" for one in cut.values())]),
+        **cut,
         "rows": {name: rows[name] for name in ("nats", "bytes")},
     }
 

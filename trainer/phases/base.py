@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from data.config import StepContext
+from data.config import HELDOUT_BYTES, HELDOUT_TOKENS, StepContext
 from data.report.compressors import anchors
 from data.tokens.loader import LOADERS, Loader, heldout
 from data.tokens.stream import Stream
@@ -16,10 +16,6 @@ from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.run import PhaseRun, phase_run
-
-# The first process evaluates alone while every GPU of the machine bills, so a large corpus is not evaluated whole.
-MOST_TOKENS = 80 << 19  # as nanochat
-MOST_BYTES = 64 << 20  # xz -9e compresses about 2 MB a second, and its dictionary has 64 MiB
 
 
 def run(config: PhaseConfig, making: StepContext, keeping: CheckpointOptions, ranks: Ranks) -> dict[str, Any]:
@@ -42,15 +38,15 @@ def rows_of(phase: PhaseRun) -> "Rows":
 def measured(phase: PhaseRun, model: Decoder, final: Checkpoint) -> dict[str, Any]:
     """Return the number of trained tokens, and bits per byte if the artifact has held-out documents.
 
-    `evaluated_tokens` and `compressed_bytes` are present only if MOST_TOKENS or MOST_BYTES has cut the documents.
+    `evaluated_tokens` and `compressed_bytes` are present only if HELDOUT_TOKENS or HELDOUT_BYTES has cut the documents.
     """
     config = phase.config
     about: dict[str, Any] = {"tokens": final.step * config.rows * config.sequence_len}
     if val := token_files(phase.input("tokens"), "val"):
-        text_of = heldout(val, phase.tokenizer_folder, config.sequence_len, most=MOST_TOKENS)
+        text_of = heldout(val, phase.tokenizer_folder, config.sequence_len, most=HELDOUT_TOKENS)
         about |= bits_per_byte(model, text_of, phase.tokenizer.separator if config.document_masks else None)
-        about |= {"evaluated_tokens": MOST_TOKENS} if Stream(val).num_tokens > MOST_TOKENS else {}
-        about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")), MOST_BYTES)
+        about |= {"evaluated_tokens": HELDOUT_TOKENS} if Stream(val).num_tokens > HELDOUT_TOKENS else {}
+        about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")), HELDOUT_BYTES)
     return about
 
 
