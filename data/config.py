@@ -46,6 +46,9 @@ ON_DISK = ("state.json", "dataset_dict.json")  # files in a folder written by `s
 DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks with conversations for training
 TASKS = ("sort", "gsm8k", "math", "mbpp")  # tasks with verifiable answers
 FORMATS = ("txt", "jsonl", "parquet")
+# The most held-out text that is evaluated: a single process evaluates, while every GPU of the machine bills.
+HELDOUT_TOKENS = 80 << 19  # as nanochat
+HELDOUT_BYTES = 64 << 20  # xz -9e compresses about 2 MB a second, and its dictionary has 64 MiB
 NAMED_SOURCES = ("pydocs", "fineweb", "stdin", "stdin.jsonl")  # sources that are no files
 UNITS = ("line", "file", "folder")  # of `TextSpec.text_unit`; a user types one of the first two
 
@@ -199,11 +202,6 @@ class StepContext:
         """Return the provenance stored with the artifact: code, inputs and spec."""
         inputs = {role: asdict(one) for role, one in self.inputs.items()}
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
-
-
-# A large corpus is not evaluated whole: a single process evaluates, while every GPU of the machine bills.
-HELDOUT_TOKENS = 80 << 19  # as nanochat
-HELDOUT_BYTES = 64 << 20  # xz -9e compresses about 2 MB a second, and its dictionary has 64 MiB
 
 
 @dataclass(frozen=True, kw_only=True)

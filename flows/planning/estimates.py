@@ -10,6 +10,7 @@ are filtered by `infra.selection.preflight`.
 """
 
 import functools
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from data import references
 from data.config import ConfigError, TextSpec, load
 from infra.agent import host
 from infra.agent.environments import environment
@@ -34,15 +36,7 @@ from infra.units import size
 from trainer import memory
 from trainer.config import ImportSpec, PhaseConfig, load_phase
 from trainer.fingerprints import VERSIONS, digest
-from trainer.plan.estimates import (
-    PHASE_START_S,
-    constant_s,
-    known_text_bytes,
-    operations,
-    passes_over,
-    shape,
-    tokens_of_step,
-)
+from trainer.plan import estimates as amounts
 from trainer.plan.phase_needs import needs_of
 
 # Seconds of overhead around the steps: on this machine; on other own machines; to build environments; with a full
@@ -55,6 +49,8 @@ LOAD_S = 1.5 * SHORTEST_S  # sampling time for the load of this machine
 LOAD_HOLDS_S = 20.0
 MOST_PASSES = 4  # Muennighoff et al., arXiv 2305.16264
 LONG_TOKENS = 1e9  # tokens of a phase below which a repeated text costs little money
+LONG_TEXT_BYTES, ENOUGH_PASSES = 2e9, 0.4  # shorter text costs little money; short documents are read at most once
+FINEWEB = f"hf://{TextSpec.dataset}/{TextSpec.config}:train[:0]"
 
 
 def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None = None) -> Plan:
@@ -92,9 +88,6 @@ def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Set
     return estimate(EstimateRequest(machine=machine, steps=works), past)
 
 
-# The work.
-
-
 def works_of(job: Job, target: str, machine: str) -> tuple[StepWork, ...]:
     """Return the work of all steps of a job, with the facts for a time estimate."""
     text_bytes = sum(map(_text_bytes, job.steps))
@@ -106,7 +99,7 @@ def _text_bytes(step: Step) -> int:
     if step.words[-2:] != ("data", "text"):
         return 0
     with suppress(ConfigError):  # the journal may hold a job in an older settings format
-        return known_text_bytes(load(TextSpec, step.config["spec"], step.name))
+        return amounts.known_text_bytes(load(TextSpec, step.config["spec"], step.name))
     return 0
 
 
@@ -117,12 +110,17 @@ def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
         step=step,
         kind=_kind(phase.phase),
         machine=machine,
-        shape=shape(phase),
+        shape=amounts.shape(phase),
         size=float(params),
-        amount=operations(phase),
-        fixed_s=PHASE_START_S,
-        guess_s=None if phase.steps else constant_s((phase.phase,), params),
+        amount=amounts.operations(phase),
+        fixed_s=amounts.PHASE_START_S + sum(seconds_beside_steps(phase, machine).values()),
+        guess_s=None if phase.steps else amounts.constant_s((phase.phase,), params),
     )
+
+
+def seconds_beside_steps(phase: PhaseConfig, machine: str) -> dict[str, float]:
+    """Return the seconds of a training beside the steps on a kind of machine, by part of a bill; {} for CPUs."""
+    return amounts.seconds_beside_steps(phase, machine_with(machine.rpartition(" x ")[2], 1).flops_per_s)
 
 
 def _work_of(step: Step, target: str, machine: str, text_bytes: int) -> StepWork:
@@ -143,7 +141,7 @@ def _work_of(step: Step, target: str, machine: str, text_bytes: int) -> StepWork
         kind=_kind(step.words[-1]),
         machine=machine,
         shape=digest([making.get("spec"), read]),
-        guess_s=constant_s(step.words, params, text_bytes),
+        guess_s=amounts.constant_s(step.words, params, text_bytes),
     )
 
 
@@ -175,9 +173,6 @@ def is_environment_there(job: Job, settings: Settings, vendor: Provider) -> bool
     if not (vendor.is_here or settings.rehearsal) or not any(step.environment for step in job.steps):
         return None
     return environment.find("train", ROOT, settings.environments, job.torch) is not None
-
-
-# The machine.
 
 
 def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Offer | None = None) -> MachineKind:
@@ -239,20 +234,23 @@ def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
     return [load_phase(step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together]
 
 
-def repeated_text(source: str, plan: Plan) -> tuple[str, ...]:
-    """Return a warning for each long phase of a plan that reads the same text more than MOST_PASSES times."""
-    due = phases_of(plan.job.steps) if plan.job else []
-    found = {
-        one.phase: passes_over(TextSpec(source=source), one)
-        for one in due
-        if one.steps * tokens_of_step(one) > LONG_TOKENS
-    }
-    return tuple(
-        f"{phase} reads the text about {passes:.0f} times; after {MOST_PASSES} times, a model learns little from the "
-        f"same text{'' if source == 'fineweb' else '. To name more text: --source fineweb'}"
-        for phase, passes in found.items()
-        if passes > MOST_PASSES
-    )
+def notes_of_text(source: str, plan: Plan) -> tuple[str, ...]:
+    """Return a note for each long phase that reads the same text often, and for a long text that is hardly read."""
+    steps = plan.job.steps if plan.job else ()
+    passes = [(one, amounts.passes_over(TextSpec(source=source), one)) for one in phases_of(steps)]
+    found = [
+        f"{one.phase} reads the text about {times:.0f} times; after {MOST_PASSES} times, a model learns little from "
+        f"the same text{'' if source == 'fineweb' else '. To name more text: --source fineweb'}"
+        for one, times in passes
+        if times > MOST_PASSES and one.steps * amounts.tokens_of_step(one) > LONG_TOKENS
+    ]
+    made_bytes, read = sum(map(_text_bytes, steps)), max((times for _, times in passes), default=0.0)
+    if made_bytes > LONG_TEXT_BYTES and 0 < read < ENOUGH_PASSES / 4:
+        rows = math.ceil(read / ENOUGH_PASSES * made_bytes / amounts.DOCUMENT_BYTES / 1000) * 1000
+        whole = FINEWEB if source == "fineweb" else source
+        if (part := references.FIRST_ROWS.sub(rf"\1[:{rows}]", whole)) != whole:
+            found.append(f"{size(made_bytes)} of text are made, and {read:.1%} are read; for less: --source '{part}'")
+    return tuple(found)
 
 
 def memory_shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:

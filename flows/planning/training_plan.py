@@ -183,7 +183,7 @@ def plan_for(
         torch=torch,
         environments=environments,
     )
-    text = text_notes(plan, settings, there, work.spec.text_unit) + estimates.repeated_text(wanted.source, plan)
+    text = text_notes(plan, settings, there, work.spec.text_unit) + estimates.notes_of_text(wanted.source, plan)
     plan = estimates.of_plan(plan, settings, vendor, offer)
     plan = replace(plan, notes=(*plan.notes, *text, *store_notes(there)))
     if not (work.spec.with_missing or work.names_tag):

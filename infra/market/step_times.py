@@ -56,16 +56,8 @@ class StepTime:
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.marks]
-        numbers = [
-            self.at,
-            self.began_s,
-            self.seconds,
-            self.work.size,
-            self.work.amount,
-            self.work.fixed_s,
-            self.others or 0.0,
-            *(seconds for seconds, _ in self.marks),
-        ]
+        numbers = [self.at, self.began_s, self.seconds, self.others or 0.0, *(seconds for seconds, _ in self.marks)]
+        numbers += [self.work.size, self.work.amount, self.work.fixed_s]
         if not all(0 <= one < MOST for one in numbers) or not all(0 <= one <= 1 for one in shares):
             raise ValueError(f"{self.work.step}: a time or a share is out of range")
 
@@ -224,9 +216,6 @@ def _steps(found: Sequence[Expected]) -> Sequence[Expected]:
 def _heavy(steps: Sequence[Expected]) -> Sequence[Expected]:
     whole_s = math.fsum(one.seconds for one in steps)
     return [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
-
-
-# The remaining time of a running run.
 
 
 def remaining_s(

@@ -141,11 +141,35 @@ def test_the_length_of_work_is_given_in_steps_or_tokens(settings, words, said):
 def test_foreign_conversations_count_as_full_rows(settings):
     sft = profile_named("d20").phases["sft"]
     machine = machine_with("H100", 8)
+    beside_s = PHASE_START_S + sum(estimates.seconds_beside_steps(sft, machine.name).values())
     ours, theirs = (
-        of_phases([replace(sft, mixture=one)], machine, settings).range_s[1]
+        of_phases([replace(sft, mixture=one)], machine, settings).range_s[1] - beside_s
         for one in (sft.mixture, {"hf://user/talk": 1.0})
     )
-    assert theirs - PHASE_START_S > 5 * (ours - PHASE_START_S)
+    assert theirs > 5 * ours > 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "phase", "machine", "expected"),
+    [
+        pytest.param(
+            *("speedrun", "base", "8 x H100-SXM", {"compile": 60, "saves": 55, "evaluation": 225 + 34}),
+            marks=pytest.mark.pack("speedrun"),
+        ),
+        ("d20", "base", "2 nodes of 8 x H100", {"compile": 60, "saves": 22, "evaluation": 164 + 34}),
+        ("d20", "base", "1 x L4", {"compile": 60, "saves": 22, "evaluation": 1341 + 34}),
+        ("d20", "sft", "8 x H100", {"compile": 0, "saves": 22, "evaluation": 0}),
+        ("tiny", "base", "8 x H100", {"compile": 0, "saves": 0, "evaluation": 0}),
+        ("d20", "base", "2 x AMD EPYC 9B14", {}),
+        ("d20", "base", "8 x TPU-9", {}),
+    ],
+)
+def test_a_training_on_gpus_takes_time_beside_the_steps(profile, phase, machine, expected):
+    config = profile_named(profile).phases[phase]
+    found = estimates.seconds_beside_steps(config, machine)
+    assert found == pytest.approx(expected, abs=1)
+    work = estimates.work_of_phase(config, phase, machine)
+    assert work.fixed_s == pytest.approx(PHASE_START_S + sum(found.values()))
 
 
 def test_an_estimate_covers_all_steps_or_no_step():
@@ -187,6 +211,38 @@ def test_a_plan_warns_of_a_long_training_on_little_text(settings, profile, sourc
     plan = planned(with_source(rehearsed(settings), source), None, profile=profile, phase="base")
     found = [one for one in plan.notes if " reads the text about " in one]
     assert [one.partition(";")[0] for one in found] == [passes] * bool(passes)
+
+
+@pytest.mark.parametrize(
+    ("profile", "source", "steps", "said"),
+    [
+        pytest.param(
+            *(
+                "speedrun",
+                "",
+                100,
+                "0.7% are read; for less: --source 'hf://karpathy/climbmix-400b-shuffle:train[:221000]'",
+            ),
+            marks=pytest.mark.pack("speedrun"),
+        ),
+        *(pytest.param(one, "", 0, "", marks=pytest.mark.pack("speedrun")) for one in ("speedrun", "speedrun_d12")),
+        (
+            "tiny",
+            "fineweb",
+            0,
+            "0.0% are read; for less: --source 'hf://HuggingFaceFW/fineweb/sample-10BT:train[:1000]'",
+        ),
+        ("d20", "fineweb", 0, ""),
+        ("tiny", "hf://a/b:some[:4000000]?text=words", 0, "for less: --source 'hf://a/b:some[:1000]?text=words'"),
+        ("tiny", "hf://a/b:train[:400000]", 0, ""),
+        ("tiny", "hf://a/b", 0, ""),
+    ],
+)
+def test_a_plan_names_a_smaller_part_of_a_large_text_that_is_hardly_read(settings, profile, source, steps, said):
+    more = {"steps": steps} if steps else {}
+    plan = planned(with_source(rehearsed(settings), source), None, profile=profile, phase="base", **more)
+    found = [one for one in plan.notes if " of text are made" in one]
+    assert len(found) == bool(said) and all(one.endswith(said) for one in found)
 
 
 @pytest.mark.parametrize(("source", "ending"), [("", ". To name more text: --source fineweb"), ("fineweb", "")])

@@ -11,7 +11,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from data import references
-from data.config import ConfigError, TextSpec, TokenizerSpec, TokensSpec, form_of, source_files
+from data.config import HELDOUT_BYTES, HELDOUT_TOKENS, TextSpec, TokenizerSpec, TokensSpec, form_of, source_files
+from data.errors import ConfigError
 from infra.records import Request
 from trainer import memory
 from trainer.config import ImportSpec, PhaseConfig
@@ -54,19 +55,14 @@ def layouts_text(found: Mapping[str, int]) -> str:
 
 STATE_BYTES = 12  # bytes per parameter in a checkpoint: the parameter and AdamW's two moments, float32
 # Seconds per data step, without network time.
-DATA_STEP_S = {
-    "text": 3.0,
-    "tokenizer": 2.0,
-    "tokens": 3.0,
-    "identity": 1.0,
-    "questions": 1.0,
-    "problems": 1.0,
-    "talk": 5.0,
-}
+DATA_STEP_S = dict(text=3.0, tokenizer=2.0, tokens=3.0, identity=1.0, questions=1.0, problems=1.0, talk=5.0)
 # Bytes of text per second beyond PYDOCS_BYTES: a disk of 100 MB/s, and two cores of `python -m bench.tokenizer`.
 DATA_BYTES_PER_S = {"text": 1e8, "tokenizer": 8e6, "tokens": 6e7}
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch import; then reading and writing, without network time
-PHASE_START_S = 4.0  # torch import, loading the inputs, the first compiled step
+PHASE_START_S = 4.0  # torch import, loading the inputs, the first step
+COMPILE_S = 60.0  # compilation of a phase, as of `smoke` on two cores
+SAVE_BYTES_PER_S = 3e8  # the last checkpoint, written, hashed and read back (`python -m bench.saving`)
+XZ_BYTES_PER_S, EAGER = 2e6, 1.5  # xz -9e; time of an eager pass over that of a compiled pass
 FLOAT8_GAIN = 1.29  # speed of a float8 training relative to bfloat16, measured with 1B parameters on an H200
 CHAT_TOKENS, TURN_TOKENS = 64, 34  # tokens of a usual padded conversation; of a conversation in a shared row
 # Settings of a phase without effect on the time of a step: length, data and numeric hyperparameters.
@@ -96,6 +92,22 @@ def operations(config: PhaseConfig) -> float:
     saved = 2.0 * model.num_matrix_params - 6.0 * config.num_learning if config.change else 0.0
     per_token = config.views * (each - saved) + config.num_frozen * each / 3
     return per_token * config.steps * tokens_of_step(config) / (FLOAT8_GAIN if config.dtype == "float8" else 1.0)
+
+
+def seconds_beside_steps(config: PhaseConfig, flops_per_s: float | None) -> dict[str, float]:
+    """Return the seconds of a training beside the steps on GPUs, by part of a bill.
+
+    flops_per_s: useful speed of one GPU; None = CPUs, whose speed in the table includes these parts.
+    """
+    if not flops_per_s or not config.steps:
+        return {}
+    tokens = min(HELDOUT_TOKENS, TextSpec.val_ratio * config.steps * tokens_of_step(config)) * config.reads_text
+    passes = EAGER * tokens * config.model.flops_per_token(config.sequence_len) / 3  # forward only, on the first GPU
+    return {
+        "compile": COMPILE_S * config.should_compile("cuda"),
+        "saves": STATE_BYTES * config.num_learning / SAVE_BYTES_PER_S,
+        "evaluation": passes / flops_per_s + min(HELDOUT_BYTES, TOKEN_CHARS * tokens) / XZ_BYTES_PER_S,
+    }
 
 
 def tokens_of_step(config: PhaseConfig) -> float:
@@ -135,7 +147,7 @@ DOCUMENT_BYTES = 5_000  # a FineWeb document has 3 to 5 kB
 # FineWeb's sample of ten billion GPT-2 tokens has 4.6 bytes per token.
 FINEWEB_BYTES = {"sample-10BT": 46 * GB, "sample-100BT": 460 * GB, "sample-350BT": 1_610 * GB}
 PYDOCS_BYTES = GB // 5  # docstrings of the standard library and of some packages
-UNKNOWN_BYTES = 10 * GB  # a source of unknown size
+UNKNOWN_BYTES = 10 * GB
 UNPACKED = 4  # bytes of text per compressed byte
 TOKEN_CHARS = 4  # bytes of text per token
 NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes instead of two
@@ -153,7 +165,7 @@ def written_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
 
     fetched_bytes: size of the inputs made elsewhere, which stands in for the text if no step makes text.
     """
-    text = sum(_text_bytes(one) for one in specs if isinstance(one, TextSpec))
+    text = sum(known_text_bytes(one) or UNKNOWN_BYTES for one in specs if isinstance(one, TextSpec))
     vocabs = [one.vocab_size for one in specs if isinstance(one, TokenizerSpec)]
     vocabs += [one.model.vocab_size for one in specs if isinstance(one, PhaseConfig | ImportSpec)]
     width = 2 if max(vocabs, default=NARROW_VOCAB) <= NARROW_VOCAB else 4
@@ -162,17 +174,12 @@ def written_bytes(specs: Sequence[Any], fetched_bytes: int) -> int:
     return text + tokens + imported
 
 
-def _text_bytes(spec: TextSpec) -> int:
-    """Return the estimated bytes of text shards; UNKNOWN_BYTES if the size is unknown before the run.
+def known_text_bytes(spec: TextSpec) -> int:
+    """Return the estimated bytes of text shards; 0 if the size is unknown before the run.
 
     The size is unknown for a mixture or a remote data set other than fineweb, unless `take` or a split such as
     `train[:1000]` limits the documents.
     """
-    return known_text_bytes(spec) or UNKNOWN_BYTES
-
-
-def known_text_bytes(spec: TextSpec) -> int:
-    """Return the estimated bytes of text shards; 0 if the size is unknown before the run."""
     if spec.take:
         return spec.take * DOCUMENT_BYTES
     if spec.source == "fineweb":

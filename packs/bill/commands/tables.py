@@ -88,7 +88,7 @@ class BillView(CostView):
 def projected(parts: Sequence[ExpectedPart]) -> CostTable:
     """Return the table of the expected parts of a plan."""
     seconds, (*amounts, cost) = sum(one.seconds for one in parts), _amounts([one.micro_usd for one in parts])
-    shown = [CostPart(one.step or NAMES.get(one.part, BEFORE), one.seconds, one.micro_usd) for one in parts]
+    shown = [CostPart(_name_of(one), one.seconds, one.micro_usd) for one in parts]
     rows = [("expected part", "time", "USD", "")]
     for one, part, amount in zip(shown, parts, amounts, strict=True):
         rows.append((one.name, estimated(one.seconds), amount, f"({part.evidence})"))
@@ -104,6 +104,12 @@ def projected(parts: Sequence[ExpectedPart]) -> CostTable:
         for one in parts
     ]
     return CostTable(text=columns(rows), document={"parts": document}, parts=shown)
+
+
+def _name_of(one: ExpectedPart) -> str:
+    """Return the name of an expected part in the table; the steps of a training have the name of the phase alone."""
+    name = NAMES.get(one.part, BEFORE)
+    return name if not one.step else one.step if one.part == STEPS else f"{one.step}: {name}"
 
 
 def parts_of(bill: Bill) -> list[CostPart]:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flows.planning.estimates import phases_of, seconds_beside_steps
 from infra.ledger.journal import Journal
 from infra.ledger.op import PLANNED
 from infra.market.step_times import AROUND, GUESS, SETUP_S, words
@@ -18,12 +19,25 @@ from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import count
 from packs.bill.control.bill import Bill
-from packs.bill.control.pod_time import BOOT, CHECKS, DATA, ENVIRONMENT, EVALUATION, STEPS, SYNC, WAIT
+from packs.bill.control.pod_time import (
+    BOOT,
+    CHECKS,
+    COMPILE,
+    DATA,
+    ENVIRONMENT,
+    EVALUATION,
+    SAVES,
+    STEPS,
+    SYNC,
+    WAIT,
+)
 from packs.bill.control.sources import bill_of_run, program_part
+from trainer.config import PhaseConfig
 
 START = (WAIT, BOOT, CHECKS, SYNC, ENVIRONMENT)
 MOST_BILLS = 5  # newest runs at the vendor
 MOST_LOOKS = 20  # runs to read for these bills
+LEAST_S = 1.0  # shorter parts of a training count as steps
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,12 @@ def parts_of_plan(plan: Plan, offer: Offer, settings: Settings, bills: Sequence[
     made = [one for one in steps if programs.get(one.step) == DATA]
     start_s, why = _start_of(plan, settings)
     rows = [*_start(start_s, why, bills), *_data(made)]
-    rows += [(_part(programs.get(one.step)), one.step, one.seconds, words([one])) for one in steps if one not in made]
+    phases = {step.name: phase for step in plan.job.steps for phase in phases_of([step])}
+    for one in steps:
+        if one.step in phases:
+            rows += _training(one, phases[one.step], found.machine.name)
+        elif one not in made:
+            rows.append((_part(programs.get(one.step)), one.step, one.seconds, words([one])))
     rate = offer.micro_usd_per_hour * plan.request.nodes / 3600
     return [ExpectedPart(part, step, seconds, round(seconds * rate), why) for part, step, seconds, why in rows]
 
@@ -66,8 +85,18 @@ def earlier_bills(vendor: str, journal: Journal, settings: Settings) -> list[Bil
 
 
 def _part(program: str | None) -> str:
-    """Return the part of a step; a training counts as STEPS, with its compilation, evaluation and saves."""
+    """Return the part of a step that is no training."""
     return EVALUATION if program == EVALUATION else STEPS
+
+
+def _training(one: Expected, phase: PhaseConfig, machine: str) -> Iterator[tuple[str, str, float, str]]:
+    """Yield the parts of a training. A measured time is a single part, because a measurement has no parts."""
+    beside = seconds_beside_steps(phase, machine) if one.source == GUESS else {}
+    shown = {part: seconds for part, seconds in beside.items() if seconds >= LEAST_S}
+    for part in (COMPILE, STEPS, SAVES, EVALUATION):
+        seconds = one.seconds - sum(shown.values()) if part == STEPS else shown.get(part)
+        if seconds is not None:
+            yield part, one.step, seconds, words([one])
 
 
 def _start_of(plan: Plan, settings: Settings) -> tuple[float, str]:

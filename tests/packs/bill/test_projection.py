@@ -12,6 +12,7 @@ from infra.selection.preflight import forecast_of, shown_forecast
 from packs.bill.commands import tables
 from packs.bill.control import projection
 from packs.bill.control.bill import Bill
+from packs.bill.control.pod_time import COMPILE, EVALUATION, SAVES, STEPS
 from packs.bill.control.projection import START, parts_of_plan
 from tests.flows.test_estimates import planned, rehearsed
 from tests.flows.test_estimates import settings as settings
@@ -29,8 +30,12 @@ def test_parts_add_up_to_the_forecast(settings, bills):
     parts, expected = parts_of_plan(plan, OFFER, rehearsed(settings), bills), shown_forecast(plan, OFFER, is_cut=False)
     assert sum(one.seconds for one in parts) == pytest.approx(expected.seconds[1])
     assert sum(one.micro_usd for one in parts) == pytest.approx(expected.micro_usd[1], abs=len(parts))
-    steps = {one.step: one for one in parts if one.step}
+    steps = {one.step: one for one in parts if one.part == STEPS}
     assert [*steps] == ["base", "mid", "sft"] and steps["base"].seconds > 0.8 * expected.seconds[1]
+    beside = {(one.step, one.part): one.seconds for one in parts if one.step and one.part != STEPS}
+    assert beside.keys() > {("base", COMPILE), ("base", SAVES), ("base", EVALUATION), ("sft", SAVES)}
+    assert ("sft", EVALUATION) not in beside and all(seconds >= 1 for seconds in beside.values())
+    assert "base: evaluation" in tables.projected(parts).text and "\nbase  " in tables.projected(parts).text
     starts = {one.part: one.seconds for one in parts if one.part in ("", *START)}
     if bills:
         assert starts == pytest.approx({"wait": 15, "boot": 90, "checks": 45, "sync": 30, "environment": 120})
@@ -50,6 +55,14 @@ def test_measured_start_replaces_the_table(settings):
     assert (first.seconds, first.evidence) == (600.0, "measured 3 times")
     expected = forecast_of(replace(known, job=replace(known.job, limits=Limits())), OFFER, own)
     assert sum(one.seconds for one in parts_of_plan(known, OFFER, own, [])) == pytest.approx(expected.seconds[1])
+
+
+def test_measured_training_is_a_single_part(settings):
+    plan = planned(rehearsed(settings), OFFER, profile="d20", phase="base")
+    measured = [replace(one, source=SAME) if one.step == "base" else one for one in plan.displayed_estimate.steps]
+    known = replace(plan, imitated=None, estimate=replace(plan.estimate, steps=tuple(measured)))
+    found = parts_of_plan(known, OFFER, settings, [])
+    assert [one.part for one in found if one.step] == [STEPS]
 
 
 def test_plan_of_unknown_length_has_no_parts(settings):
