@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,8 @@ class PhaseRun:
         """
         assert self.change is not None, "the caller asks for a change"
         kind = self.change.kind
-        model = self.placement.frozen(self.config.model, self._load_changed, kind, kind)
+        load = partial(self.load_weights, role=self.changed, is_published=True)
+        model = self.placement.frozen(self.config.model, load, kind, kind)
         kind.initialize(model, self.config)
         if self.ranks.is_first and self.changed != self.before:  # other processes receive the values at the start
             hf = export.folder_of_model(self.input(self.before))
@@ -111,9 +112,6 @@ class PhaseRun:
             kind.restore(model, hf)
         self.sharding = self.placement.learning(model)
         return model
-
-    def _load_changed(self, model: Decoder) -> None:
-        self.load_weights(model, self.changed, is_published=True)
 
     @cached_property
     def change(self) -> TrainedChange | None:
@@ -126,9 +124,14 @@ class PhaseRun:
     @property
     def changed(self) -> str:
         """Return the input role of the whole model that the initial model consists of, or changes."""
-        is_change = changes.change_in(export.folder_of_model(self.input(self.before)))
-        of = self.config.phase if self.before == CHANGE else self.before
-        return starts_from(of, self.making.inputs.keys() - {CHANGE}) if is_change else self.before
+        return self._whole_below(self.before)
+
+    def _whole_below(self, role: str) -> str:
+        """Return the input role of the whole model below the change in `role`, or `role` for a whole model."""
+        while changes.change_in(export.folder_of_model(self.input(role))):  # a change may continue an earlier change
+            of = self.config.phase if role == CHANGE else role
+            role = starts_from(of, self.making.inputs.keys() - {CHANGE})
+        return role
 
     def load_frozen_model(self, role: str) -> Decoder:
         """Return a frozen second model, such as a teacher or a reference, loaded from the input `role`.
@@ -150,7 +153,7 @@ class PhaseRun:
         """
         folder = self.input(role)
         if role == CHANGE:  # an imported change has no checkpoint
-            self._load_with_change(model, export.folder_of_model(folder), self.changed)
+            self._load_with_change(model, role)
             return
         if (folder / "config.json").is_file():  # an imported Hugging Face folder
             export.load(model, folder)
@@ -158,14 +161,12 @@ class PhaseRun:
         before = open_final(folder)
         ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
         theirs = {name: before.manifest.get(name) for name in ours}
+        start = f"{self.config.phase} cannot continue from {self.making.inputs[role].name}"
         if theirs != ours:
-            name = self.making.inputs[role].name
-            raise Refused(
-                f"{self.config.phase} cannot continue from {name}: the model has {theirs}, this run has {ours}"
-            )
+            raise Refused(f"{start}: the model has {theirs}, this run has {ours}")
         hf = export.folder_of_model(folder)
         if changes.change_in(hf):
-            self._load_with_change(model, hf, starts_from(role, self.making.inputs))
+            self._load_with_change(model, role)
             return
         if is_published:
             export.load(model, hf)
@@ -173,12 +174,11 @@ class PhaseRun:
         try:
             model.load_state_dict(before.tensors("model"))
         except RuntimeError as error:
-            raise Refused(
-                f"{self.config.phase} cannot continue from {self.making.inputs[role].name}: {error}"
-            ) from None
+            raise Refused(f"{start}: {error}") from None
 
-    def _load_with_change(self, model: Decoder, hf: Path, of: str) -> None:
-        """Load the weights of the input `of` into a model, and apply the change in the folder `hf`. Raises Refused."""
+    def _load_with_change(self, model: Decoder, role: str) -> None:
+        """Load the whole model below the change in `role` into a model, and apply the change. Raises Refused."""
+        of, hf = self._whole_below(role), export.folder_of_model(self.input(role))
         change, base = changes.change_in(hf), export.folder_of_model(self.input(of))
         assert change is not None, "the caller has found a change"
         export.load_changed(model, change, hf, base, lambda: self.load_weights(model, of, is_published=True))

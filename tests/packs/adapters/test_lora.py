@@ -22,6 +22,7 @@ from tests.trainer.model.test_model import IDS, LLAMA, QWEN2, QWEN3, random_mode
 from tests.trainer.parallel.test_ranks import losses, spread
 from tests.trainer.parallel.test_ranks import port as port
 from tests.trainer.test_phases import chat_phase, hashes, run
+from tests.trainer.test_rl import config_of
 from trainer import loop, memory, tensor_file
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
@@ -101,6 +102,35 @@ def test_adapter_is_trained_resumed_continued_and_used(world, monkeypatch, capfd
     assert "has rank 4 or targets other than this phase" in capfd.readouterr().err
     assert run(world, monkeypatch, "sft", chat_phase("sft", steps=3), replace(making, fingerprint="c" * 64)) == 0
     assert (world.store / "sft_checkpoints/tiny/hf/model.safetensors").is_file()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_third_phase_continues_the_adapter_of_two_earlier_phases(world, monkeypatch):
+    """Each adapter continues the adapter before, and the whole model below all adapters is base."""
+    assert run(world, monkeypatch, "base", tiny(steps=3, dtype="float32")) == 0
+    inputs = {"base": BASE}
+    for phase in ("mid", "sft"):
+        config = adapted(phase, steps=3, dtype="float32")
+        assert run(world, monkeypatch, phase, config, world.making(phase, **inputs)) == 0
+        inputs[phase] = Input(name=f"{phase}_checkpoints/tiny", fingerprint="f" * 64)
+    still = {"steps": 1, "optimizer": replace(tiny().optimizer, lr=0.0, muon_lr=0.0, weight_decay=0.0)}
+    rl = with_adapter(AdapterFlags(adapter="lora"), config_of("rl", beta=0.1))
+    rl = replace(rl, **still, adapter=replace(rl.adapter, rank=4, alpha=8.0))
+    assert run(world, monkeypatch, "rl", rl, world.making("rl", **inputs)) == 0
+    made = world.store / "rl_checkpoints/tiny"
+    assert changes.read_changed(made / "hf") == changes.read_changed(world.store / "mid_checkpoints/tiny/hf")
+    learnt, before = (open_final(world.store / f"{one}_checkpoints/tiny").tensors("model") for one in ("rl", "sft"))
+    assert learnt.keys() == before.keys() and all(torch.equal(one, before[name]) for name, one in learnt.items())
+    (line,) = (made / "metrics.jsonl").read_text().splitlines()
+    assert abs(json.loads(line)["kl"]) < 1e-4  # the reference is the model of sft: base with one adapter
+    whole = config_of("rl")
+    assert run(world, monkeypatch, "rl", replace(whole, **still), world.making("rl", "e" * 64, **inputs)) == 0
+    found = export.read(world.store / "rl_checkpoints/tiny/hf").state_dict()
+    wanted = export.read(world.store / "base_checkpoints/tiny/hf")
+    Lora().apply(wanted, world.store / "sft_checkpoints/tiny/hf")
+    for name, one in wanted.state_dict().items():
+        torch.testing.assert_close(found[name], one, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])

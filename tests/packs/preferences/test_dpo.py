@@ -1,6 +1,7 @@
 """dpo: pairs are drawn and counted, the reference is computed once, and a killed phase ends with the same bits."""
 
 import json
+import math
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -23,7 +24,7 @@ from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.model.test_model import random_model
 from tests.trainer.parallel.test_fsdp import training
 from tests.trainer.parallel.together import together
-from tests.trainer.test_phases import OFTEN, hashes, run
+from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run
 from trainer import loop, memory
 from trainer.checkpoints.checkpoint import open_final
 from trainer.config import OptimizerConfig, PhaseConfig, as_phase, load_phase
@@ -254,6 +255,30 @@ def test_an_adapter_learns_beside_the_frozen_start_which_is_the_reference(world,
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert abs(steps[0]["margin"]) < 1e-4 and steps[-1]["margin"] > 0.1 and steps[-1]["loss"] < steps[0]["loss"]
     assert (folder / "hf" / "adapter_config.json").is_file() and not (folder / "hf" / "model.safetensors").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.pack("adapters")
+def test_reference_is_the_base_with_the_adapter_of_the_earlier_phases(world, monkeypatch):
+    from packs.adapters.control.flags import AdapterFlags
+    from packs.adapters.records.lora_config import with_adapter
+    from trainer.model import changes
+
+    flags = AdapterFlags(adapter="lora")
+    making = prepared(world, monkeypatch)
+    for phase in ("mid", "sft"):
+        config = with_adapter(flags, chat_phase(phase, steps=3, dtype="float32"))
+        config = replace(config, optimizer=replace(config.optimizer, lr=0.02))
+        before = replace(making, name=f"{phase}_checkpoints/tiny")
+        assert run(world, monkeypatch, phase, config, before) == 0
+        made = Input(name=before.name, fingerprint=before.fingerprint)
+        making = replace(making, inputs={**making.inputs, phase: made})
+    assert run(world, monkeypatch, "dpo", with_adapter(flags, configured(steps=2)), making) == 0
+    folder = world.store / "dpo_checkpoints/tiny"
+    first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert abs(first["margin"]) < 1e-4 and first["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert changes.read_changed(folder / "hf").name == "base_checkpoints/tiny"
 
 
 @pytest.mark.nightly
