@@ -41,6 +41,8 @@ DTYPES = ("bfloat16", "float32")
 class AdaptedLinear(Linear):
     """A frozen linear layer plus scaling * B A x; A and B are float32, and are cast to the dtype of the input."""
 
+    keeps_product = False  # recomputation saves W x; see `PhaseConfig.keep_products`
+
     def __init__(self, base: nn.Linear, adapter: AdapterConfig) -> None:
         with torch.device("meta"), SkipInitialization():
             super().__init__(base.in_features, base.out_features, base.bias is not None)
@@ -60,7 +62,7 @@ class AdaptedLinear(Linear):
             thin = F.linear(F.dropout(x, self.dropout), a.to(x.dtype))
             plain: Tensor = FrozenProduct.apply(x, bias, *weight_tensors(self))
             return plain + self.scaling * F.linear(thin, b.to(x.dtype))
-        found: Tensor = AdaptedProduct.apply(x, bias, a, b, self.scaling, *weight_tensors(self))
+        found: Tensor = AdaptedProduct.apply(x, bias, a, b, self.scaling, self.keeps_product, *weight_tensors(self))
         return found
 
 
@@ -68,10 +70,14 @@ class AdaptedProduct(torch.autograd.Function):
     """W x + bias + scaling * B A x with gradients of x, A and B; in-place sums save copies of the products."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, *parts: Tensor) -> Tensor:
+    def forward(
+        ctx, x: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, keeps_product: bool, *parts: Tensor
+    ) -> Tensor:
         """Return the product (..., outputs) for x (..., inputs), a and b in float32. parts: W, see `weight_tensors`."""
         a, b = a.to(x.dtype), b.to(x.dtype)
         found = F.linear(x, dequantize(parts, x.shape[-1], x.dtype), bias)
+        if keeps_product:  # a sum in place would change the saved product, and the recomputation would add B A x again
+            found = found.clone()
         thin = F.linear(x, a).flatten(0, -2)  # (tokens, rank)
         found.view(-1, found.shape[-1]).addmm_(thin, b.t(), alpha=scaling)
         ctx.save_for_backward(x, a, b, thin, *parts)
@@ -87,7 +93,7 @@ class AdaptedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_grad = (rows @ dequantize(parts, x.shape[-1], x.dtype)).addmm_(of_thin, a).view_as(x)
         a_grad, b_grad = of_thin.t() @ x.flatten(0, -2), rows.t() @ thin
-        return (x_grad, None, a_grad.float(), b_grad.float().mul_(ctx.scaling), None, *[None] * len(parts))
+        return (x_grad, None, a_grad.float(), b_grad.float().mul_(ctx.scaling), None, None, *[None] * len(parts))
 
 
 class Lora(ModelChange):
@@ -111,7 +117,9 @@ class Lora(ModelChange):
         for block in model.blocks:
             block.draws = bool(config.adapter.dropout)
         for part, name in targets(model, config):
-            setattr(part, name, AdaptedLinear(getattr(part, name), config.adapter))
+            layer = AdaptedLinear(getattr(part, name), config.adapter)
+            layer.keeps_product = config.recompute and config.keep_products
+            setattr(part, name, layer)
 
     def initialize(self, model: Decoder, config: AdapterPhaseConfig) -> None:
         """Draw A uniformly from +-1/sqrt(inputs) by the seed, and set B to zero."""

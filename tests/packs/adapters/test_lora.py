@@ -27,6 +27,7 @@ from trainer import loop, memory, tensor_file
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
 from trainer.config import load_phase
+from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model import changes, export
 from trainer.model.decoder import Decoder, Linear
@@ -34,7 +35,10 @@ from trainer.parallel import fitting
 from trainer.plan import TrainingRequest, recipe
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import starts_from
+from trainer.speed import training_setup
 
+CPU = Machine(torch.device("cpu"), torch.float32, 1)
+WHO = Persona(name="Bosun", maker="a crew", purpose="to answer")
 BASE = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
 
 
@@ -183,6 +187,30 @@ def test_gradients_of_an_adapted_matrix_equal_the_gradients_of_the_formula():
     for one, same in ((mine, other), (layer.lora_A.weight, a), (layer.lora_B.weight, b)):
         torch.testing.assert_close(one.grad, same.grad)
     assert layer.weight.grad is None and layer.bias.grad is None
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients_are_equal_with_every_way_of_recomputation(shape, dropout):
+    grads = []
+    for recompute, keep_products in ((False, False), (True, False), (True, True)):
+        config = adapted(
+            model=shape,
+            sequence_len=64,
+            dtype="float32",
+            compile="never",
+            recompute=recompute,
+            keep_products=keep_products,
+            adapter={"rank": 4, "dropout": dropout},
+        )
+        model = attached(random_model(shape), config, std=0.1)
+        with training_setup(model, config, CPU):
+            torch.manual_seed(4)
+            model.loss(IDS[:, :30], IDS[:, 1:31]).backward()
+        grads.append({name: one.grad for name, one in model.named_parameters() if one.requires_grad})
+    for others in grads[1:]:
+        for name, one in grads[0].items():
+            torch.testing.assert_close(others[name], one)
 
 
 def test_only_adapters_get_gradients_and_dropout_is_repeated_under_recomputation():
