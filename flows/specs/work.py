@@ -214,8 +214,8 @@ S = TypeVar("S", bound=WorkSpec)
 class PhaseFlags:
     """Base class of a record of flags that a pack adds for sizes of a phase; None = the flag was not given."""
 
-    change: ClassVar[str] = ""
-    """Function `(the record, configuration of a phase) -> configuration` as "module:attribute"; "" = sizes only."""
+    change: ClassVar[Mapping[str, str]] = {}
+    """Function `(the record, configuration of a phase) -> configuration`, by flag; the same object = no effect."""
     resolve: ClassVar[str] = ""
     """Function `(the record, settings, ImportSpec of --init or None) -> the record for change`; "" = the same."""
     of_launch: ClassVar[bool] = False
@@ -241,7 +241,8 @@ def phase_changes(added: Iterable[Any], settings: Any = None, init: Any = None) 
     for one in added:
         if isinstance(one, PhaseFlags) and one.change and (names := nondefault_flags(one)):
             resolved = packs.load(one.resolve)(one, settings, init) if one.resolve else one
-            found |= {f"--{name}": functools.partial(packs.load(one.change), resolved) for name in names}
+            made = {where: functools.partial(packs.load(where), resolved) for where in one.change.values()}
+            found |= {f"--{name}": made[one.change[name]] for name in names}
     return found
 
 

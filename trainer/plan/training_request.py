@@ -13,10 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.config import (
-    Persona,
-    load,
-)
+from data.config import Persona, load
 from infra.errors import UsageError
 from store import packs
 from trainer import recipes
@@ -75,11 +72,17 @@ class TrainingRequest:
 
     def with_changes(self, config: PhaseConfig) -> PhaseConfig:
         """Return the configuration of a phase with the changes of packs, for a requested phase."""
-        changes = self.changes.values() if config.phase in self.phases else ()
-        if changes and self.init is not None:
-            model = self.init.model.with_features_of(config.model)
-            config = replace(config, model=model, sequence_len=min(config.sequence_len, model.max_position_embeddings))
-        return functools.reduce(lambda one, change: change(one), changes, config)
+        if not self.changes or config.phase not in self.phases:
+            return config
+        changes = dict.fromkeys(self.changes.values())  # flags may share a change
+        return functools.reduce(lambda one, change: change(one), changes, self.shaped(config))
+
+    def shaped(self, config: PhaseConfig) -> PhaseConfig:
+        """Return the configuration of a phase with the shape of the imported model, if any."""
+        if self.init is None:
+            return config
+        model = self.init.model.with_features_of(config.model)
+        return replace(config, model=model, sequence_len=min(config.sequence_len, model.max_position_embeddings))
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
@@ -163,10 +166,10 @@ def profile_before(wanted: TrainingRequest) -> Profile:
     named = {phase_options.phase_of(path)[0] for path in wanted.options}
     # An option of the shape applies to the phases that train a feature, such as ternary matrices, if there are any.
     found = profile_named(wanted.profile, None if phase_options.MODEL in named else {*wanted.phases, *named})
-    phases = {name: wanted.with_changes(one) for name, one in found.phases.items()}
-    if wanted.changes and phases == found.phases:
-        raise UsageError(f"{listed([*wanted.changes])}: no effect on the phase {listed(wanted.phases)}")
-    return replace(found, phases=phases)
+    asked = [wanted.shaped(one) for name, one in found.phases.items() if wanted.changes and name in wanted.phases]
+    if idle := [flag for flag, change in wanted.changes.items() if all(change(one) is one for one in asked)]:
+        raise UsageError(f"{listed(idle)}: no effect on the phase {listed(wanted.phases)}")
+    return replace(found, phases={name: wanted.with_changes(one) for name, one in found.phases.items()})
 
 
 def profile_of(wanted: TrainingRequest) -> Profile:

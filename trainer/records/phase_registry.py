@@ -71,20 +71,10 @@ CHANGE = "change"  # role of an imported change of the start model (`trainer.mod
 
 _ALL = (
     Phase(
-        name="base",
-        folder="base_checkpoints",
-        module="trainer.phases.base",
-        reads=TEXT,
-        in_all=True,
-        takes_init=False,
+        name="base", folder="base_checkpoints", module="trainer.phases.base", reads=TEXT, in_all=True, takes_init=False
     ),
     Phase(
-        name="mid",
-        folder="mid_checkpoints",
-        module="trainer.phases.mid",
-        follows=("base",),
-        reads=TALK,
-        in_all=True,
+        name="mid", folder="mid_checkpoints", module="trainer.phases.mid", follows=("base",), reads=TALK, in_all=True
     ),
     Phase(
         name="sft",

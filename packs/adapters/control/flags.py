@@ -1,17 +1,20 @@
 """The flags of a training that select adapters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flows.specs.work import TRAINING, PhaseFlags
 from infra.flags import flag
 
+ADAPTED = "packs.adapters.records.lora_config:with_adapter"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterFlags(PhaseFlags):
     """The flags; --set sft.adapter.FIELD sets the options."""
 
-    change: ClassVar[str] = "packs.adapters.records.lora_config:with_adapter"
+    change: ClassVar[Mapping[str, str]] = dict.fromkeys(("adapter", "adapter-from"), ADAPTED)
     resolve: ClassVar[str] = "packs.adapters.control.imported_adapter:resolve"
     adapter: str = flag(
         "",

@@ -1,5 +1,6 @@
 """The flags `--finish-by` and `--finish-within`. Light: every launch imports this module."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,10 +11,12 @@ from infra.records import Inventory, Offer, Plan
 from infra.selection.machine_spec import LIMITS
 from infra.settings import Settings
 
+ENDING = "packs.deadline.control.finish:ending_at_limit"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishFlags(PhaseFlags):
-    change: ClassVar[str] = "packs.deadline.control.finish:ending_at_limit"
+    change: ClassVar[Mapping[str, str]] = dict.fromkeys(("finish-by", "finish-within"), ENDING)
     of_launch: ClassVar[bool] = True
     finish_by: str = flag(
         "",

@@ -1,5 +1,6 @@
 """The flags of a training that name the pairs of the phase dpo and the teacher of the phase opd."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,10 @@ from infra.flags import flag
 class PreferenceFlags(PhaseFlags):
     """The flags; --set dpo.FIELD sets the loss and its options, --set opd.rl.FIELD the options of the answers."""
 
-    change: ClassVar[str] = "packs.preferences.control.mixture:with_preferences"
+    change: ClassVar[Mapping[str, str]] = {
+        "pairs": "packs.preferences.control.mixture:with_pairs",
+        "teacher": "packs.preferences.control.mixture:with_teacher",
+    }
     resolve: ClassVar[str] = "packs.preferences.control.teacher:resolve"
     pairs: str = flag(
         "",

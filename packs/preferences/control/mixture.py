@@ -9,14 +9,14 @@ from trainer.config import PhaseConfig
 from trainer.records.phase_registry import KINDS
 
 
-def with_preferences(flags: Any, config: PhaseConfig) -> PhaseConfig:
-    """Return the configuration of dpo with the sources of --pairs as mixture, and of opd with the teacher.
+def with_teacher(flags: Any, config: PhaseConfig) -> PhaseConfig:
+    """Return the configuration of opd with the teacher. Raises ConfigError."""
+    return replace(config, teacher=flags.model) if isinstance(config, OpdConfig) else config
 
-    Raises ConfigError.
-    """
-    if isinstance(config, OpdConfig) and flags.teacher:
-        return replace(config, teacher=flags.model)
-    if config.phase != "dpo" or not flags.pairs:
+
+def with_pairs(flags: Any, config: PhaseConfig) -> PhaseConfig:
+    """Return the configuration of dpo with the sources of --pairs as mixture. Raises ConfigError."""
+    if config.phase != "dpo":
         return config
     sources = weighted(flags.pairs)
     return replace(config, mixture={one if one in KINDS else f"pairs:{one}": weight for one, weight in sources})

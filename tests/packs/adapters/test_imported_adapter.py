@@ -216,10 +216,22 @@ def test_adapter_of_another_vocabulary_is_refused(stored, settings, tmp_path, ou
 
 
 @pytest.mark.process
-def test_adapter_of_the_hub_is_described_without_its_tensors(stored, settings, monkeypatch):
-    with serving({"us/lora": FolderRepo(stored)}) as hub:
+@pytest.mark.parametrize("is_artifact", [False, True])
+def test_adapter_of_the_hub_is_described_without_its_tensors(stored, settings, monkeypatch, tmp_path, is_artifact):
+    """The repository has the files at the top, or in `hf/` as an artifact of ours, and the import finds both."""
+    _of_hub.cache_clear()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = stored
+    if is_artifact:
+        folder = tmp_path / "artifact"
+        shutil.copytree(stored, folder / "hf")
+    with serving({"us/lora": FolderRepo(folder)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         found = resolve(AdapterFlags(adapter_from="hf://us/lora"), settings, None).imported_adapter
+        fetched = fetch(found, WANTED)
+    assert (fetched / "hf" / "adapter_model.safetensors").is_file() == is_artifact
     own = described(stored, settings).imported_adapter
     assert found.source == "hf://us/lora" and len(found.revision) == 40
     assert (found.adapter, found.layers, found.sides) == (own.adapter, own.layers, own.sides)

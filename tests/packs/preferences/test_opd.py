@@ -148,8 +148,27 @@ def test_teacher_is_an_artifact_with_a_whole_model(settings, tmp_path):
     ):
         with pytest.raises(UsageError, match=said):
             resolved(PreferenceFlags(teacher=typed), settings, None)
-    with pytest.raises(UsageError, match="--teacher: no effect on the phase sft"):
-        recipe(replace(WANTED, phases=("sft",), changes=phase_changes(flags, settings)))
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [
+        (("sft",), "--pairs and --teacher: no effect on the phase sft"),
+        (("sft", "dpo"), "--teacher: no effect on the phase sft and dpo"),
+        (("sft", "opd"), "--pairs: no effect on the phase sft and opd"),
+        (("dpo", "opd"), ""),
+    ],
+)
+def test_each_flag_without_its_phase_is_refused(settings, tmp_path, phases, said):
+    published(settings, tmp_path, "chatsft_checkpoints/large", params=77)
+    flags = PreferenceFlags(pairs="other", teacher="chatsft_checkpoints/large")
+    wanted = replace(WANTED, phases=phases, changes=phase_changes([flags], settings))
+    if said:
+        with pytest.raises(UsageError, match=f"^{said}$"):
+            recipe(wanted)
+        return
+    nodes = recipe(wanted)
+    assert nodes["dpo"].spec.mixture == {"other": 1.0} and nodes["opd"].spec.teacher.params == 77
 
 
 def distilled(**changes) -> OpdConfig:

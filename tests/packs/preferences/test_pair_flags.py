@@ -51,6 +51,21 @@ def test_pairs_without_the_phase_dpo_are_refused(tmp_path):
         recipe(wanted(str(pairs_file(tmp_path)), phases=("sft",)))
 
 
+@pytest.mark.pack("adapters")
+@pytest.mark.parametrize("phases", [("sft",), ("dpo",), ("sft", "dpo")])
+def test_pairs_without_the_phase_dpo_are_refused_beside_a_flag_with_an_effect(tmp_path, phases):
+    from packs.adapters.control.flags import AdapterFlags
+
+    flags = [AdapterFlags(adapter="lora"), PreferenceFlags(pairs=str(pairs_file(tmp_path)))]
+    asked = TrainingRequest(**{**vars(WANTED), "phases": phases, "changes": phase_changes(flags)})
+    if "dpo" in phases:
+        spec = recipe(asked)["dpo"].spec
+        assert spec.mixture == {"mine-pairs": 1.0} and spec.adapter.kind == "lora"
+        return
+    with pytest.raises(UsageError, match="^--pairs: no effect on the phase sft$"):
+        recipe(asked)
+
+
 def test_every_profile_has_the_phase_and_a_launch_of_other_phases_loads_no_recipe_of_a_pack():
     for make in PROFILES.values():
         phase = make().phases["dpo"]
