@@ -279,6 +279,14 @@ class PhaseConfig:
         """Return the record of an external change from which the phase starts, or None; see `trainer.plan.nodes`."""
         return None
 
+    def as_written(self, values: Mapping[str, Any]) -> "PhaseConfig":
+        """Return the configuration of a profile file, which has `values`, with defaults for other fields."""
+        return self
+
+    def continuing(self, before: "PhaseConfig", options: Mapping[str, str]) -> "PhaseConfig":
+        """Return the configuration that continues the change of `before`. Raises ConfigError for contrary options."""
+        return self
+
     @property
     def environments(self) -> tuple[str, ...]:
         """Return the environments of packages that the training loads besides the training environment."""

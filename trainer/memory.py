@@ -15,10 +15,7 @@ SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens per slice of logits: trainer
 USABLE = 0.92  # usable share of a GPU's memory; fragmentation takes the rest
 SQUARES = 1 << 24  # maximum number of attention scores for `PartwiseAttention` on a CPU: trainer.model.attention
 # PyTorch, kernel code, workspaces and per-thread caches.
-FRAMEWORK_BYTES = {
-    "cpu": 320 << 20,
-    "cuda": 1 << 30,
-}
+FRAMEWORK_BYTES = {"cpu": 320 << 20, "cuda": 1 << 30}
 TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # communication buffers, such as those of NCCL
 MUON_AT_ONCE = 1 << 26  # elements per orthogonalization on a GPU: trainer.optim
 

@@ -261,6 +261,7 @@ def from_file(path: Path) -> Profile:
         )
     values = asdict(whole)
     values["phases"] = _shaped(values["phases"], raw.get("model") or {})
+    where, made = f"profile {path}", dict[str, PhaseConfig]()
     for phase, config in values["phases"].items():
         asked = phases.get(phase) or {}
         if not isinstance(asked, Mapping):
@@ -269,12 +270,10 @@ def from_file(path: Path) -> Profile:
             raise ConfigError(f"profile {path}: set the shape under `model`, for all phases together")
         if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
             raise ConfigError(f"profile {path}: '{fixed[0]}' of phase {phase} cannot be set in a profile file")
-        values["phases"][phase] = changed(config, asked)
+        made[phase] = load_phase(changed(config, asked), f"{where}.phases.{phase}").as_written(asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     values["machine"] = raw.get("machine", values["machine"]) or {}
-    where = f"profile {path}"
-    made = {phase: load_phase(config, f"{where}.phases.{phase}") for phase, config in values["phases"].items()}
     return replace(load(Profile, {**values, "phases": {}}, where), phases=made)
 
 

@@ -53,8 +53,8 @@ from trainer.records.phase_registry import (
     phases_reading,
 )
 
+Mixture = dict[str, float] | None
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk and other phases
-
 
 # Folders and files with the code for a kind of artifact: a plan names the files changed since the artifact was made.
 MAKE_TEXT = ("data/text", "data/shards", "data/filters.py")
@@ -80,8 +80,7 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
     unit = wanted.rows.get("text_unit", "")
     rows = {**wanted.rows, "text_unit": unit or "line" if "text" in wanted.given else text_unit(wanted.source, unit)[0]}
     text = replace(
-        TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds),
-        **dict[str, Any](rows),
+        TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds), **dict[str, Any](rows)
     )
     data, vocab = f"datasets/{slug}", TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init))
     holds = source_fingerprint(wanted.identity) if wanted.identity else ""
@@ -134,7 +133,10 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
         if PHASES[name].teacher:
             inputs[TEACHER] = nearest(PHASES[name].teacher, befores, wanted.init is not None)
         node = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
-        if node.spec.imported_change and not _is_change(found[befores[name]]):
+        start = found.get(befores[name])
+        if start and _is_change(start):
+            node = replace(node, spec=node.spec.continuing(start.spec, wanted.options))
+        elif start and node.spec.imported_change:
             found[CHANGE], node = with_change(node, befores[name], (*IMPORT, *code_of(node.spec.change)))
         found[name] = node
     phases = (one for name in befores for one in (CHANGE, name) if one == name or CHANGE in found[name].inputs)
@@ -245,12 +247,7 @@ def code_of(where: str) -> tuple[str, ...]:
 
 
 def _phase(
-    profile: Profile,
-    phase: str,
-    tag: str,
-    wanted: TrainingRequest,
-    inputs: dict[str, str],
-    mixture: dict[str, float] | None = None,
+    profile: Profile, phase: str, tag: str, wanted: TrainingRequest, inputs: dict[str, str], mixture: Mixture
 ) -> Node:
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:

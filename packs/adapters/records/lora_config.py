@@ -4,17 +4,20 @@ Source: Hu et al., arXiv 2106.09685 (LoRA); Kalajdzievski, arXiv 2312.03732 (rsL
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, TypeVar
 
 from data.errors import ConfigError
-from trainer.config import PhaseConfig, as_phase, with_setting
+from trainer.config import OptimizerConfig, PhaseConfig, as_phase, with_setting
 from trainer.records.fields import check_bounds, newer
 from trainer.records.model_config import ModelConfig
+from trainer.records.phase_options import of_phase
 from trainer.records.phase_registry import listed
 
 KINDS = ("lora", "qlora")
+FIXED = ("rank", "alpha", "rslora", "targets")  # settings that a phase takes from the adapter that the phase continues
 ENVIRONMENT = "bitsandbytes"  # with the package for matrices in 4 bits
 BLOCK, SCALES_BLOCK = 64, 256  # weights with a common scale, and scales with a common scale
 NF4_BYTES = 0.5 + (1 + 4 / SCALES_BLOCK) / BLOCK  # of a weight in 4 bits, with the scales
@@ -61,6 +64,11 @@ class AdapterConfig:
     def scaling(self) -> float:
         """Return the factor of B A."""
         return float(self.alpha / (self.rank**0.5 if self.rslora else self.rank))
+
+    @property
+    def fixed(self) -> tuple[int, float, frozenset[str]]:
+        """Return the properties that a training of existing A and B cannot change."""
+        return self.rank, self.scaling, frozenset(self.targets)
 
 
 def sides(model: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -186,6 +194,30 @@ class AdapterPhaseConfig(PhaseConfig):
     def environments(self) -> tuple[str, ...]:
         return (ENVIRONMENT,) if self._is_rounded else ()
 
+    def as_written(self, values: Mapping[str, Any]) -> PhaseConfig:
+        """Return the configuration with the rates of adapters, except the rates that a profile file has."""
+        written = {name: getattr(self.optimizer, name) for name in values.get("optimizer") or ()}
+        return replace(self, optimizer=replace(optimizer_of(self), **written))
+
+    def continuing(self, before: PhaseConfig, options: Mapping[str, str]) -> PhaseConfig:
+        """Return the configuration with rank, scaling and targets of the adapter that the phase `before` trains.
+
+        Raises ConfigError for other values in `options` or in a profile file.
+        """
+        if not isinstance(before, AdapterPhaseConfig) or before._adapter.fixed == self._adapter.fixed:
+            return self
+        mine, theirs, usual = self._adapter, before._adapter, usual_adapter(self.model)
+        typed = dict(of_phase(self.phase, options))
+        for name in FIXED:
+            value, wanted = getattr(mine, name), getattr(theirs, name)
+            if value != wanted and (f"adapter.{name}" in typed or value != getattr(usual, name)):
+                raise ConfigError(
+                    f"{self.phase}.adapter.{name} is {text_of(value)}; the phase {self.phase} continues the adapter "
+                    f"of the phase {before.phase}, with {text_of(wanted)}. Leave {self.phase}.adapter.{name} out, or "
+                    f"set {before.phase}.adapter.{name}"
+                )
+        return replace(self, adapter=replace(mine, **{name: getattr(theirs, name) for name in FIXED}))
+
     @property
     def change(self) -> str:
         return "packs.adapters.trainer.lora:Lora"
@@ -250,14 +282,25 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
     """
     if config.phase not in PHASES and config.reads_text:
         return config
-    rank = min(RANK, *(min(one) for one in sides(config.model).values()))
-    usual = AdapterConfig(kind=flags.adapter or KINDS[0], rank=rank, alpha=2.0 * rank)
     imported: ImportedAdapter | None = getattr(flags, "imported_adapter", None)
-    if imported is not None:
-        usual = replace(imported.adapter, kind=usual.kind)
-    adapter = config.adapter if isinstance(config, AdapterPhaseConfig) and config.adapter else usual
+    written = config.adapter if isinstance(config, AdapterPhaseConfig) else None  # in a profile file
+    adapter = written or (imported.adapter if imported is not None else usual_adapter(config.model))
+    if flags.adapter:
+        adapter = replace(adapter, kind=flags.adapter)
+    return as_phase(
+        with_setting(AdapterPhaseConfig, config.phase),
+        config,
+        adapter=adapter,
+        imported_adapter=imported,
+        # The rates in a profile file with an adapter are for the adapter; an import replaces the rates of every file.
+        optimizer=config.optimizer if written and not config.adopted else optimizer_of(config),
+    )
+
+
+def optimizer_of(config: PhaseConfig) -> OptimizerConfig:
+    """Return AdamW for an adapter, from the optimizer for the whole model of a phase."""
     is_adopted = config.rl is not None and config.adopted
-    optimizer = replace(
+    return replace(
         config.optimizer,
         lr=RATE_SHARE_ADOPTED * config.optimizer.lr if is_adopted else RATE * config.RATE_SHARE,
         embed_lr=None,
@@ -266,10 +309,15 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
         muon_decay=None,
         weight_decay=0.0,
     )
-    return as_phase(
-        with_setting(AdapterPhaseConfig, config.phase),
-        config,
-        adapter=adapter,
-        imported_adapter=imported,
-        optimizer=optimizer,
-    )
+
+
+def usual_adapter(model: ModelConfig) -> AdapterConfig:
+    """Return the adapter of a phase without options: of rank 32, or of the rank of the smallest matrix of a model."""
+    rank = min(RANK, *(min(one) for one in sides(model).values()))
+    return AdapterConfig(rank=rank, alpha=2.0 * rank)
+
+
+def text_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -251,13 +251,11 @@ def test_base_trains_a_whole_model_and_rl_of_an_imported_model_has_ten_times_the
 
 def test_plan_gives_the_adapter_to_requested_phases_and_the_changed_model_to_later_ones():
     flags = phase_changes([AdapterFlags(adapter="lora"), AdapterFlags()])
-    wanted = TrainingRequest(
-        phases=("mid", "sft"), persona=Persona(name="Bosun", maker="a crew", purpose="to answer"), changes=flags
-    )
-    nodes = recipe(replace(wanted, options={"sft.adapter.rank": "8", "sft.optimizer.lr": "2e-3"}))
+    wanted = TrainingRequest(phases=("mid", "sft"), persona=WHO, changes=flags)
+    nodes = recipe(replace(wanted, options={"mid.adapter.rank": "8", "sft.optimizer.lr": "2e-3"}))
     assert isinstance(nodes["mid"].spec, AdapterPhaseConfig) and not isinstance(nodes["base"].spec, AdapterPhaseConfig)
     assert (nodes["sft"].spec.adapter.rank, nodes["sft"].spec.optimizer.lr) == (8, 2e-3)
-    assert (nodes["mid"].spec.adapter.rank, nodes["mid"].spec.optimizer.lr) == (32, 1e-3)
+    assert (nodes["mid"].spec.adapter.rank, nodes["mid"].spec.optimizer.lr) == (8, 1e-3)
     assert "packs/adapters" in nodes["sft"].code and "packs/adapters" not in nodes["base"].code
     assert {"mid", "base"} <= nodes["sft"].inputs.keys()
     alone = recipe(replace(wanted, phases=("sft",)))
@@ -265,6 +263,85 @@ def test_plan_gives_the_adapter_to_requested_phases_and_the_changed_model_to_lat
     assert starts_from("sft", nodes["sft"].inputs) == "mid" and starts_from("mid", nodes["sft"].inputs) == "base"
     with pytest.raises(UsageError, match="--adapter: no effect on the phase base"):
         recipe(replace(wanted, phases=("base",)))
+
+
+def three_phases(profile: str = "smoke", kind: str = "lora", **options: str) -> dict[str, AdapterPhaseConfig]:
+    """Return the configurations of mid, sft and rl in a plan, each with an adapter."""
+    phases, flags = ("mid", "sft", "rl"), phase_changes([AdapterFlags(adapter=kind)]) if kind else {}
+    options = {path.replace("__", "."): text for path, text in options.items()}
+    nodes = recipe(TrainingRequest(phases=phases, profile=profile, persona=WHO, changes=flags, options=options))
+    return {name: nodes[name].spec for name in phases}
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"mid__adapter__rank": "16"}, {"rank": 16}),
+        ({"mid__adapter__alpha": "8"}, {"alpha": 8.0}),
+        ({"mid__adapter__rslora": "true"}, {"rslora": True}),
+        ({"mid__adapter__targets": "q_proj,v_proj"}, {"targets": ("q_proj", "v_proj")}),
+        ({"mid__adapter__rank": "16", "sft__adapter__rank": "16", "rl__adapter__alpha": "64"}, {"rank": 16}),
+        ({"mid__adapter__rank": "16", "sft__adapter__dropout": "0.1"}, {"rank": 16}),
+    ],
+)
+def test_later_phases_take_the_settings_of_the_adapter_that_they_continue(options, wanted):
+    found = {name: one.adapter for name, one in three_phases(**options).items()}
+    plain = three_phases()["mid"].adapter
+    assert {name: replace(one, dropout=0.0) for name, one in found.items()} == dict.fromkeys(
+        found, replace(plain, **wanted)
+    )
+    assert found["sft"].dropout == float(options.get("sft__adapter__dropout", 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"sft__adapter__rank": "16"},
+            "sft.adapter.rank is 16; .* of the phase mid, with 32. Leave sft.adapter.rank out",
+        ),
+        ({"mid__adapter__rank": "16", "sft__adapter__rank": "32"}, "sft.adapter.rank is 32; .*mid, with 16"),
+        ({"rl__adapter__alpha": "8"}, "rl.adapter.alpha is 8; .* of the phase sft, with 64"),
+        (
+            {"mid__adapter__rslora": "true", "sft__adapter__rslora": "false"},
+            "sft.adapter.rslora is false; .* with true",
+        ),
+        (
+            {"sft__adapter__targets": "q_proj,v_proj"},
+            "sft.adapter.targets is q_proj,v_proj; .* or set mid.adapter.targets",
+        ),
+    ],
+)
+def test_settings_that_contradict_the_continued_adapter_are_refused_in_the_plan(options, said):
+    with pytest.raises(ConfigError, match=said):
+        three_phases(**options)
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "wanted"),
+    [
+        ("{sft: {adapter: {rank: 16}, optimizer: {lr: 5.0e-4}}}", "", ("lora", 16, 5e-4)),
+        ("{sft: {adapter: {rank: 16}, optimizer: {lr: 5.0e-4}}}", "lora", ("lora", 16, 5e-4)),
+        ("{sft: {adapter: {rank: 16}, optimizer: {lr: 5.0e-4}}}", "qlora", ("qlora", 16, 5e-4)),
+        ("{sft: {adapter: {rank: 16}}}", "", ("lora", 16, 1e-3)),
+        ("{sft: {adapter: {rank: 16, kind: qlora}}}", "lora", ("lora", 16, 1e-3)),
+        ("{sft: {optimizer: {lr: 5.0e-4}}}", "lora", ("lora", 32, 1e-3)),
+    ],
+)
+def test_adapter_and_rates_of_a_profile_file_are_kept_and_the_flag_sets_the_kind(tmp_path, lines, kind, wanted):
+    (tmp_path / "mine.yaml").write_text(f"profile: smoke\nphases: {lines}\n")
+    flags = phase_changes([AdapterFlags(adapter=kind)]) if kind else {}
+    asked = TrainingRequest(phases=("sft",), profile=str(tmp_path / "mine.yaml"), persona=WHO, changes=flags)
+    config = recipe(asked)["sft"].spec
+    assert (config.adapter.kind, config.adapter.rank, config.optimizer.lr) == wanted
+    assert (config.optimizer.muon_lr, config.optimizer.weight_decay, config.optimizer.head_lr) == (0.0, 0.0, None)
+
+
+def test_profile_file_with_another_adapter_in_a_later_phase_is_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("profile: smoke\nphases: {mid: {adapter: {rank: 16}}, sft: {adapter: {rank: 8}}}\n")
+    with pytest.raises(ConfigError, match="sft.adapter.rank is 8; .* of the phase mid, with 16"):
+        three_phases(str(file))
 
 
 def test_settings_of_an_adapter_pass_through_the_file_of_a_step():
