@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from data.errors import ConfigError
-from packs.adapters.control.imported_adapter import OURS
-from packs.adapters.records.peft_format import CONFIG
+from packs.adapters.control.imported_adapter import OURS, inner_folder
 from serve.engine import models
 from store.artifacts import tokenizer_files, vocabulary
 from store.artifacts.tokenizer_files import TOKENIZER_CONFIG
@@ -60,7 +59,7 @@ def _words(place: str, scratch: Path) -> Path:
     there = open_place(place)
     at = there.current_revision()
     listed = there.listing(at=at)
-    inside = f"{OURS}/" if any(f"{OURS}/{one}" in listed for one in (CONFIG, models.CONFIG)) else ""
+    inside = inner_folder(listed) or (f"{OURS}/" if f"{OURS}/{models.CONFIG}" in listed else "")
     for name in _files(one.removeprefix(inside) for one in listed if one.startswith(inside)):
         content = b""
         for piece in there.read_chunks(f"{inside}{name}", at):

@@ -8,7 +8,7 @@ step `import` downloads the tensors.
 import functools
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,22 +132,28 @@ def _of_hub(typed: str) -> tuple[ImportedAdapter, str]:
     place = open_place(typed)
     at = place.current_revision()
     there = place.listing(at=at)
-    if missing := [one for one in (CONFIG, WEIGHTS) if one not in there]:
+    inside = inner_folder(there)
+    if missing := [one for one in (CONFIG, WEIGHTS) if f"{inside}{one}" not in there]:
         raise UnusableDocument(f"the repository is not an adapter: {missing[0]} is missing")
 
     def small(name: str) -> dict[str, Any]:
-        return untrusted_input.mapping(place.read_small(name, at), model_files.CONFIG_BYTES)
+        return untrusted_input.mapping(place.read_small(f"{inside}{name}", at), model_files.CONFIG_BYTES)
 
-    changed = small(CHANGED) if CHANGED in there else {}
-    header = _header_of_hub(place, at, there[WEIGHTS].size)
+    changed = small(CHANGED) if f"{inside}{CHANGED}" in there else {}
+    header = _header_of_hub(place, f"{inside}{WEIGHTS}", at, there[f"{inside}{WEIGHTS}"].size)
     return _described(small(CONFIG), header, changed, f"{HUB}{repo}", at, "")
 
 
-def _header_of_hub(place: Backend, at: str, size: int) -> dict[str, TensorHeader]:
-    """Return the header of the tensors without downloading the tensors."""
-    start = place.get(WEIGHTS, 0, 1 << 20, at)
+def inner_folder(names: Collection[str]) -> str:
+    """Return the folder of an adapter among the files of an address: `hf/` in an artifact of ours, else ""."""
+    return f"{OURS}/" if f"{OURS}/{CONFIG}" in names else ""
+
+
+def _header_of_hub(place: Backend, name: str, at: str, size: int) -> dict[str, TensorHeader]:
+    """Return the header of the tensors in the file `name` without downloading the tensors."""
+    start = place.get(name, 0, 1 << 20, at)
     length = 8 + min(int.from_bytes(start[:8], "little"), model_files.HEADER_BYTES)
-    while len(start) < min(length, size) and (more := place.get(WEIGHTS, len(start), length, at)):
+    while len(start) < min(length, size) and (more := place.get(name, len(start), length, at)):
         start += more
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / WEIGHTS

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,16 @@ from infra.ledger.journal import Journal
 from infra.runs.timing import Say
 from infra.settings import Settings
 from packs.adapters.control import adapter_words
-from packs.adapters.control.imported_adapter import COMMIT_LENGTH, HUB, STORE, check_names, files_of, read
+from packs.adapters.control.imported_adapter import (
+    COMMIT_LENGTH,
+    HUB,
+    OURS,
+    STORE,
+    check_names,
+    files_of,
+    inner_folder,
+    read,
+)
 from packs.adapters.records.lora_config import ImportedAdapter
 from serve.engine import models
 from serve.policy import service_state
@@ -25,11 +34,11 @@ from serve.policy.service_state import ServiceRecord, WantedService
 from serve.processes import controller_client
 from serve.variants import Variant, VariantFlags, vllm_rank
 from store import untrusted_input
-from store.artifacts import model_files, weight_digests
+from store.artifacts import model_files, vocabulary, weight_digests
 from store.artifacts.artifacts import Store
 from store.artifacts.model_files import CHANGED
-from store.backends.backend import open_place
-from store.manifest import StoreError
+from store.backends.backend import ListedFile, open_place
+from store.manifest import MANIFEST, Manifest, StoreError
 from store.untrusted_input import UnusableDocument, printable_line
 from trainer.model.huggingface import model_config
 
@@ -68,8 +77,8 @@ class ServedAdapterFlags(VariantFlags):
 def resolve(typed: str, model: str, settings: Settings) -> Variant:
     """Return the variant for an adapter in a folder or at an address. Raises UsageError if the adapter does not fit.
 
-    Shape, vocabulary and chat template must fit `model`. For a model in a folder, the weights must be equal; for a
-    model of the hub, the name.
+    Shape, vocabulary and chat template must fit `model`. The weights must equal the weights of the training as far as
+    the adapter describes the training: by a digest, or by the name and the commit of a model of the hub.
     """
     try:
         found, commit = read(typed, settings.store)
@@ -83,7 +92,7 @@ def resolve(typed: str, model: str, settings: Settings) -> Variant:
         if "://" in model:
             check_address(found, commit, place, model)
         else:
-            check_model(found, place, Path(model))
+            check_model(found, commit, place, Path(model))
         adapter_words.check(place, model)
     except (ConfigError, UnusableDocument, StoreError) as error:
         raise UsageError(f"the adapter {typed}: {error}") from None
@@ -95,20 +104,34 @@ def resolve(typed: str, model: str, settings: Settings) -> Variant:
     )
 
 
-def check_model(found: ImportedAdapter, place: str, model: Path) -> None:
+def check_model(found: ImportedAdapter, commit: str, place: str, model: Path) -> None:
     """Raise ConfigError for an adapter of another model than the model in a folder; UnusableDocument."""
     try:
         shape = model_config(model_files.load(model))
     except (ConfigError, OSError):
         return  # a model that only the engine supports, or a scripted model
     found.check(found.adapter, shape)
-    about = changed_by(place)
-    wanted = untrusted_input.typed(about, "weights_sha256", str, "")
-    if wanted and (own := weight_digests.digest(model, _sha256)) != wanted:
+    if not has_weights(changed_by(place), str(model), lambda: weight_digests.digest(model, _sha256)):
+        check_import(found, commit, vocabulary.about_of(model))
+
+
+def has_weights(changed: Mapping[str, Any], model: str, digest: Callable[[], str]) -> bool:
+    """Return whether `changed_model.json` of an adapter names the weights of a model. Raises ConfigError for others."""
+    wanted = untrusted_input.typed(changed, "weights_sha256", str, "")
+    if wanted and (own := digest()) != wanted:
+        name = untrusted_input.printable(str(changed.get("name")))
         raise ConfigError(
-            f"the adapter changes {about.get('name')} with weights {wanted[:12]}, and the weights of {model} are "
-            f"{own[:12]}; serve the model of the training"
+            f"the adapter changes {name} with weights {wanted[:12]}, and the weights of {model} are {own[:12]}; serve "
+            "the model of the training"
         )
+    return bool(wanted)
+
+
+def check_import(found: ImportedAdapter, commit: str, about: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an adapter of another model of the hub than the import that the facts `about` describe."""
+    said = about.get("import")
+    if isinstance(said, Mapping) and (source := str(said.get("source", ""))).startswith(HUB):
+        check_names(found, commit, "--model", source, str(said.get("revision", "")))
 
 
 def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -> None:
@@ -119,11 +142,47 @@ def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -
     except ConfigError:
         return  # a model that only the engine supports
     found.check(found.adapter, shape)
-    if not model.startswith(HUB):
+    about, there = changed_by(place), open_place(model)
+    if model.startswith(HUB) and not commit and not about.get("weights_sha256"):
+        check_hub(found, commit, about, model, {}, {})
         return
+    at = there.current_revision()
+    listed = there.listing(at=at)
+    if MANIFEST in listed:
+        try:
+            manifest = Manifest.from_json(there.read_small(MANIFEST, at))
+        except ValueError as error:
+            raise StoreError(f"{model}: {error}") from None
+        inside = f"{OURS}/" if f"{OURS}/{models.CONFIG}" in listed else ""
+        if has_weights(about, model, lambda: weight_digests.digest_at(there, inside, manifest, at)):
+            return
+        check_import(found, commit, manifest.about)
+    if model.startswith(HUB):
+        then = there.listing(at=commit) if commit else {}  # {} also if the hub has the commit no more
+        check_hub(found, commit, about, model, weight_versions(then), weight_versions(listed))
+
+
+def check_hub(
+    found: ImportedAdapter,
+    commit: str,
+    about: Mapping[str, Any],
+    model: str,
+    then: Mapping[str, str],
+    now: Mapping[str, str],
+) -> None:
+    """Raise ConfigError for an adapter of another model than the model of the hub.
+
+    about: content of `changed_model.json`; then: versions of the weights at `commit`, {} if unknown; now: at `model`.
+    """
     repo, _, revision = model.partition("@")
-    check_names(found, commit, "--model", repo, revision if len(revision) == COMMIT_LENGTH else "")
-    about = changed_by(place)
+    check_names(found, commit, "--model", repo, "")
+    if then and then != now:
+        raise ConfigError(
+            f"the adapter was trained on commit {commit[:12]} of {repo.removeprefix(HUB)}, and the weights of {model} "
+            f"differ. Use --model {repo}@{commit}"
+        )
+    if not then:
+        check_names(found, commit, "--model", repo, revision if len(revision) == COMMIT_LENGTH else "")
     if about.get("altered"):
         name, origin = printable_line(about.get("name")), repo.removeprefix(HUB)
         raise ConfigError(
@@ -132,15 +191,20 @@ def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -
         )
 
 
+def weight_versions(listed: Mapping[str, ListedFile]) -> dict[str, str]:
+    """Return the version of each weight file that an engine loads."""
+    return {name: one.version for name, one in listed.items() if name.endswith(models.WEIGHTS) and "/" not in name}
+
+
 def changed_by(place: str) -> Mapping[str, Any]:
     """Return the content of `changed_model.json` of an adapter; {} without the file. UnusableDocument, StoreError."""
     if "://" not in place:
         return model_files.load(Path(place), CHANGED) if (Path(place) / CHANGED).is_file() else {}
     there = open_place(place)
     at = there.current_revision()
-    if CHANGED not in there.listing(at=at):
-        return {}
-    return untrusted_input.mapping(there.read_small(CHANGED, at), model_files.CONFIG_BYTES)
+    listed = there.listing(at=at)
+    name = f"{inner_folder(listed)}{CHANGED}"
+    return untrusted_input.mapping(there.read_small(name, at), model_files.CONFIG_BYTES) if name in listed else {}
 
 
 def change(

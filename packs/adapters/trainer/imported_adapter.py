@@ -27,7 +27,9 @@ from trainer.model import changes, export
 from trainer.run import open_input, work_folder
 
 STORE = "store://"
-WANTED = (CONFIG, WEIGHTS, CHANGED, vocabulary.TOKENIZER)
+WANTED = tuple(
+    f"{folder}{one}" for folder in ("", f"{vocabulary.HF}/") for one in (CONFIG, WEIGHTS, CHANGED, vocabulary.TOKENIZER)
+)
 TOKENIZER = "tokenizer"  # role of an input; the other role is the model
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 
 from data.config import ConfigError, Input, Persona
 from flows.planning.training_plan import refuse_local_inputs
@@ -17,9 +18,10 @@ from infra.agent.job import Step
 from infra.errors import UsageError
 from infra.settings import Settings
 from packs.adapters.control.flags import AdapterFlags
-from packs.adapters.control.imported_adapter import check_origin, read, resolve
+from packs.adapters.control.imported_adapter import _of_hub, check_origin, read, resolve
 from packs.adapters.records.lora_config import AdapterPhaseConfig, with_adapter
 from packs.adapters.records.peft_format import is_finite
+from packs.adapters.trainer.imported_adapter import WANTED
 from store.artifacts.artifacts import Store
 from tests.hub import FolderRepo, serving
 from tests.packs.adapters.test_lora import BASE, adapted, renamed, rewrite, with_tensors
@@ -78,6 +80,17 @@ def test_plan_imports_the_adapter_and_only_the_first_phase_starts_from_it(stored
     other = replace(INIT, model=replace(TINY, num_hidden_layers=3))
     with pytest.raises(ConfigError, match="adapter changes 2 blocks, and the model has 3"):
         recipe(replace(wanted, init=other, changes=phase_changes([described(stored, settings)], settings)))
+
+
+@pytest.mark.parametrize("kind", ["", "lora", "qlora"])
+def test_both_flags_together_change_a_phase_once(stored, settings, kind):
+    """The rate of rl is ten times the rate for an imported model."""
+    flags = AdapterFlags(adapter=kind, adapter_from=str(stored))
+    wanted = TrainingRequest(
+        phases=("rl",), profile="tiny", persona=WHO, init=INIT, changes=phase_changes([flags], settings, INIT)
+    )
+    config = recipe(wanted)["rl"].spec
+    assert (config.optimizer.lr, config.adapter.kind, config.adapter.rank) == (3e-5, kind or "lora", 4)
 
 
 def test_adapter_flag_takes_the_shape_of_the_imported_model_and_not_of_the_profile():
@@ -218,20 +231,17 @@ def test_adapter_of_another_vocabulary_is_refused(stored, settings, tmp_path, ou
 @pytest.mark.process
 @pytest.mark.parametrize("is_artifact", [False, True])
 def test_adapter_of_the_hub_is_described_without_its_tensors(stored, settings, monkeypatch, tmp_path, is_artifact):
-    """The repository has the files at the top, or in `hf/` as an artifact of ours, and the import finds both."""
+    """The repository has the files at the top, or in `hf/` as an artifact of ours, and the import fetches both."""
     _of_hub.cache_clear()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     folder = stored
     if is_artifact:
         folder = tmp_path / "artifact"
         shutil.copytree(stored, folder / "hf")
     with serving({"us/lora": FolderRepo(folder)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         found = resolve(AdapterFlags(adapter_from="hf://us/lora"), settings, None).imported_adapter
-        fetched = fetch(found, WANTED)
-    assert (fetched / "hf" / "adapter_model.safetensors").is_file() == is_artifact
+    names = [one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()]
+    assert {*filter_repo_objects(names, allow_patterns=[*WANTED])} == {*names}
     own = described(stored, settings).imported_adapter
     assert found.source == "hf://us/lora" and len(found.revision) == 40
     assert (found.adapter, found.layers, found.sides) == (own.adapter, own.layers, own.sides)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import struct
 import urllib.error
@@ -26,12 +27,15 @@ from serve.load import LoadTest
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.variants import Variant, can_load, vllm_rank
+from store.artifacts import weight_digests
+from store.artifacts.artifacts import Store
 from store.artifacts.model_files import CHANGED
 from store.manifest import AccessDenied, NoStore, StoreError
 from store.patience import StoreAway
 from tests.end_to_end.conftest import installation as installation
 from tests.end_to_end.services import Installation, Traffic, say
 from tests.hub import FolderRepo, serving
+from tests.hub_repositories import Blob, CommittedRepo
 from tests.packs.adapters.test_lora import rewrite
 from tests.packs.adapters.test_lora import stored as stored
 from tests.trainer.conftest import TINY
@@ -167,6 +171,113 @@ def test_adapter_of_other_weights_than_the_model_of_the_hub_is_refused(tmp_path,
             UsageError, match="'imported/one', an import of us/one with other weights .*serve the artif"
         ):
             resolved({}, grown)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("asked", ["", "@main", "@commit"])
+@pytest.mark.parametrize(
+    ("changed", "is_known", "said"),
+    [
+        ({"README.md": b"new"}, True, ""),
+        ({"model.safetensors": b"{ }"}, True, "trained on commit {first} of us/one, and the weights of .* differ. Use"),
+        ({"model-2.safetensors": b"{ }"}, True, "Use --model hf://us/one@{first}"),
+        ({"README.md": b"new"}, False, "trained on commit bbbbbbbbbbbb of us/one, and --model is commit {second}"),
+    ],
+    ids=["documentation", "weights", "more weights", "unknown commit"],
+)
+def test_adapter_of_another_commit_is_refused_unless_the_weights_are_equal(
+    tmp_path, monkeypatch, asked, changed, is_known, said
+):
+    address(tmp_path / "there")
+    files = {one.name: Blob(one.read_bytes(), False) for one in (tmp_path / "there").iterdir()}
+    repo = CommittedRepo()
+    first = repo.commit(files)
+    second = repo.commit({**files, **{name: Blob(content, False) for name, content in changed.items()}})
+    adapter = written_adapter(tmp_path / "a", width=64)
+    rewrite(adapter, base_model_name_or_path="us/one", revision=first if is_known else "b" * 40)
+    model = f"hf://us/one{asked}".replace("@commit", f"@{second}")
+    with serving({"us/one": repo}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
+        if not said or not is_known and asked != "@commit":
+            assert resolve(str(adapter), model, settings).rank == 2
+            return
+        with pytest.raises(UsageError, match=said.format(first=first[:12], second=second[:12])):
+            resolve(str(adapter), model, settings)
+
+
+def imported(tmp_path: Path, names: tuple[str, ...], **about: str) -> Path:
+    """Publish an import of a model of the hub with these weight files; return the folder of the artifact."""
+    (tmp_path / "draft").mkdir()
+    address(tmp_path / "draft" / "hf")
+    (tmp_path / "draft" / "hf" / "model.safetensors").unlink()
+    for name in names:
+        (tmp_path / "draft" / "hf" / name).write_text(name)
+    if len(names) > 1:
+        said = json.dumps({"weight_map": {f"layer.{name}": name for name in names}})
+        (tmp_path / "draft" / "hf" / "model.safetensors.index.json").write_text(said)
+    Store(tmp_path / "store").publish(tmp_path / "draft", "imported/one", "f" * 64, {"import": about})
+    return Store(tmp_path / "store").path("imported/one", "f" * 64)
+
+
+@pytest.mark.parametrize("where", ["folder", "address"])
+@pytest.mark.parametrize(
+    ("base", "revision", "said"),
+    [
+        ("us/one", None, ""),
+        ("us/one", "c" * 40, ""),
+        ("/models/one", None, ""),
+        (
+            "us/one-instruct",
+            None,
+            "trained on us/one-instruct, and --model is us/one. Use --model hf://us/one-instruct",
+        ),
+        ("us/one", "b" * 40, "commit bbbbbbbbbbbb of us/one, and --model is commit cccccccccccc. Use --model hf://us/"),
+    ],
+)
+def test_adapter_of_another_model_than_the_import_is_refused(tmp_path, where, base, revision, said):
+    folder = imported(tmp_path, ("model.safetensors",), source="hf://us/one", revision="c" * 40)
+    adapter = written_adapter(tmp_path / "a", width=64)
+    rewrite(adapter, base_model_name_or_path=base, revision=revision)
+    model = str(folder / "hf") if where == "folder" else f"file://{folder}"
+    if not said:
+        assert resolve(str(adapter), model, Settings.load(ROOT)).rank == 2
+        return
+    with pytest.raises(UsageError, match=said):
+        resolve(str(adapter), model, Settings.load(ROOT))
+
+
+@pytest.mark.parametrize("where", ["folder", "address"])
+@pytest.mark.parametrize("names", [("model.safetensors",), ("model-1.safetensors", "model-2.safetensors")])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_weights_of_an_artifact_are_compared_by_the_digest_in_the_adapter(tmp_path, where, names, is_same):
+    folder = imported(tmp_path, names, source="hf://us/one", revision="c" * 40)
+    adapter = written_adapter(tmp_path / "a", width=64)
+    rewrite(adapter, base_model_name_or_path="imported/one")
+    model = str(folder / "hf") if where == "folder" else f"file://{folder}"
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in names}
+    digest = weight_digests.digest_of(digests) if is_same else "0" * 64
+    (adapter / CHANGED).write_text(json.dumps({"name": "imported/one", "weights_sha256": digest}))
+    if is_same:
+        assert resolve(str(adapter), model, Settings.load(ROOT)).rank == 2
+        return
+    with pytest.raises(UsageError, match="changes imported/one with weights 000000000000, and the weights of"):
+        resolve(str(adapter), model, Settings.load(ROOT))
+
+
+@pytest.mark.process
+def test_adapter_in_an_artifact_of_the_hub_is_compared_too(tmp_path, monkeypatch):
+    address(tmp_path / "there")
+    adapter = written_adapter(tmp_path / "lora" / "hf", width=64)
+    rewrite(adapter, base_model_name_or_path="us/one")
+    with serving({"us/one": FolderRepo(tmp_path / "there"), "us/lora": FolderRepo(tmp_path / "lora")}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
+        imported_adapter._of_hub.cache_clear()
+        assert resolve("hf://us/lora", "hf://us/one", settings).rank == 2
+        (adapter / CHANGED).write_text(json.dumps({"name": "imported/one", "altered": "rows for chat tokens"}))
+        with pytest.raises(UsageError, match="an import of us/one with other weights"):
+            resolve("hf://us/lora", "hf://us/one", settings)
 
 
 IDS_OF_MODEL = {"a": 0, "b": 1, "<|im_start|>": 2, "<|im_end|>": 3}
