@@ -20,7 +20,7 @@ from flows.models.find_model import find_model
 from flows.reading.measures import FILE, results_name
 from flows.reading.measures import load_results as kept_of
 from infra.errors import UsageError
-from infra.flags import flag
+from infra.flags import flag, nondefault_flags
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.command import command
@@ -37,6 +37,8 @@ from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug
 from trainer.records.phase_registry import PHASES, TALK, TEXT, phase_names
 
+HARNESS = ("lm-eval", "endpoint", "served-name")
+MEASURING = ("source", "persona", "task", "shots", "core", "core-most")  # flags of measurements in this process
 READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
 
@@ -99,6 +101,7 @@ def eval(spec: EvalFlags) -> None:
 
     Results are stored under evals/ in the store. Without MODELS: base on text, the last phase on questions.
     """
+    check_flags(spec)
     settings = context.settings(source=spec.source)
     models = spec.models
     if spec.compare:
@@ -141,6 +144,21 @@ def eval(spec: EvalFlags) -> None:
         names.append(one.name)
         found.append(said | store_results(settings, one, said))
     tell(names, found, spec.json)
+
+
+def check_flags(spec: EvalFlags) -> None:
+    """Raise UsageError for flags that have no effect beside the other flags."""
+    given = nondefault_flags(spec)
+    for mode, unread in (("compare", (*MEASURING, *HARNESS, "as-text")), ("lm-eval", MEASURING)):
+        if mode in given and (idle := next((one for one in unread if one in given), "")):
+            raise UsageError(f"--{idle} has no effect with --{mode}. Run two commands, each with one of the flags")
+    if spec.lm_eval and len(spec.models) > 1:
+        raise UsageError(f"--lm-eval takes one model, not {len(spec.models)}, since a server has one model")
+    if spec.core_most and not spec.core:
+        raise UsageError("--core-most has no effect without --core FOLDER")
+    reads_files = spec.lm_eval or any(one not in TASKS for one in spec.task)
+    if not reads_files and (idle := next((one for one in ("shots", "as-text") if one in given), "")):
+        raise UsageError(f"--{idle} has no effect without --task FILE, a .jsonl file of questions")
 
 
 def chosen(

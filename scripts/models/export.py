@@ -46,6 +46,8 @@ def export(spec: ExportFlags) -> None:
         raise UsageError(f"--merge: {found.name if found else folder} is a whole model; leave out --merge")
     if spec.bits == "gguf":
         refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
+    if is_change(files) and not spec.merge:
+        refuse_conversion(spec, found.name if found else str(folder))
     named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
     to = Path(spec.out).absolute() if spec.out else ROOT / "var" / "exports" / f"{named}.{spec.gguf_type}.gguf"
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +66,16 @@ def export(spec: ExportFlags) -> None:
     for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings, group)):
         pass
     print(to)
+
+
+def refuse_conversion(spec: ExportFlags, name: str) -> None:
+    """Raise UsageError for flags that convert weights: an adapter is copied as it is."""
+    if spec.bits or spec.dtype != "float32" or "dtype" in spec.typed:
+        idle, more = ("bits", "") if spec.bits else ("dtype", f" --dtype {spec.dtype}")
+        raise UsageError(
+            f"--{idle}: {name} is an adapter, and only the weights of a whole model are converted. Write the whole "
+            f"model{' first' if spec.bits else ''}: inv export {name} --merge --out FOLDER{more}"
+        )
 
 
 def check_export(spec: ExportFlags) -> None:

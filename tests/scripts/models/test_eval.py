@@ -83,6 +83,34 @@ def test_leaks_and_right_answers_are_shown_by_turn(capsys):
     assert not any(line.startswith("leaks turn") for line in lines) and "at most 5 %" in " ".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"lm_eval": "arc_easy", "core": "d"}, "--core has no effect with --lm-eval"),
+        ({"lm_eval": "arc_easy", "task": ("a.jsonl",)}, "--task has no effect with --lm-eval"),
+        ({"lm_eval": "arc_easy", "shots": 5}, "--shots has no effect with --lm-eval"),
+        ({"lm_eval": "arc_easy", "models": ("base", "sft")}, "--lm-eval takes one model, not 2"),
+        ({"compare": True, "core": "d"}, "--core has no effect with --compare"),
+        ({"compare": True, "lm_eval": "arc_easy"}, "--lm-eval has no effect with --compare"),
+        ({"compare": True, "as_text": True}, "--as-text has no effect with --compare"),
+        ({"core_most": 50}, "--core-most has no effect without --core FOLDER"),
+        ({"shots": 5, "core": "d"}, "--shots has no effect without --task FILE"),
+        ({"shots": 5, "task": ("gsm8k",)}, "--shots has no effect without --task FILE"),
+        ({"as_text": True}, "--as-text has no effect without --task FILE"),
+        ({"lm_eval": "arc_easy", "endpoint": "u", "as_text": True, "models": ("base",)}, ""),
+        ({"compare": True, "models": ("a", "b"), "tag": "x", "json": True}, ""),
+        ({"core": "d", "core_most": 50, "task": ("a.jsonl", "gsm8k"), "shots": 5, "as_text": True}, ""),
+    ],
+)
+def test_flags_without_effect_are_refused(flags, said):
+    spec = eval.EvalFlags(**flags)
+    if not said:
+        eval.check_flags(spec)
+        return
+    with pytest.raises(UsageError, match=f"^{said}"):
+        eval.check_flags(spec)
+
+
 HARNESS = """#!/usr/bin/env python3
 import json, pathlib, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
