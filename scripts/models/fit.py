@@ -1,6 +1,5 @@
 """The commands `inv fit` and `inv config --profile`: recipes as tables, and the GPUs with enough memory."""
 
-import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -57,9 +56,11 @@ def fit(spec: FitFlags) -> None:
     recipe = profile_named(settings.profile)
     if spec.phase not in recipe.phases:
         raise UsageError(f"--phase {spec.phase}: known: {', '.join(recipe.phases)}")
-    config = functools.reduce(
-        lambda one, change: change(one), phase_changes(spec.added, settings).values(), recipe.phases[spec.phase]
-    )
+    config, changes = recipe.phases[spec.phase], phase_changes(spec.added, settings)
+    if idle := [flag for flag, change in changes.items() if change(config) is config]:
+        raise UsageError(f"{', '.join(idle)}: no effect on the phase {spec.phase}")
+    for change in dict.fromkeys(changes.values()):  # flags may share a change
+        config = change(config)
     kinds = kinds_of(spec.gpu)
     spec = replace(spec, num_gpus=number_of(spec.gpu, spec.num_gpus))
     found = {kind.name: fitting.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}

@@ -40,6 +40,21 @@ def test_recipe_is_shown_completely(capsys):
     assert lines["keeping.keep"].strip() == "5"
 
 
+@pytest.mark.pack("adapters")
+@pytest.mark.pack("preferences")
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [("base", "--adapter, --pairs: no effect on the phase base"), ("sft", "--pairs: no effect on the phase sft")],
+)
+def test_flag_of_another_phase_is_refused(phase, said):
+    from packs.adapters.control.flags import AdapterFlags
+    from packs.preferences.control.flags import PreferenceFlags
+
+    added = (AdapterFlags(adapter="lora"), PreferenceFlags(pairs="other"))
+    with pytest.raises(UsageError, match=f"^{said}$"):
+        fit.fit.work(FitFlags(phase=phase, gpu="H100", added=added))
+
+
 @pytest.mark.parametrize(
     ("gpu", "num_gpus", "names", "number"),
     [
