@@ -18,6 +18,7 @@ journal is writable, and hands over to a new process.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -35,8 +36,10 @@ from flows.supervisor.due import is_watch_wanted, pods_to_end, runs_to_keep
 from flows.supervisor.notice_watch import NoticeWatch
 from flows.supervisor.supervisor_client import SupervisorState, start, state_file
 from infra import checkout, job_environment
+from infra.agent.job import STAYS
 from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
+from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT, CodeWatch
 from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, describe
 from infra.interrupts import WorkTakenOver
@@ -45,7 +48,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.lease_termination import terminate_holders
 from infra.ledger.leases import SILENT_S, SUPERVISOR, LeaseHeld, keeper_lease
-from infra.ledger.op import Op
+from infra.ledger.op import LOST, READY, Op
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice, names_of, send_now
 from infra.runs import run_rows
@@ -296,25 +299,41 @@ class Supervisor:
             with keeper.hold_lease(name):
                 return keeper.watch_pod(op)
 
-    def _keep(self, run: str) -> Op:
-        """Keep a run to the end, as `inv keep` does; return the last row."""
+    def _keep(self, run: str) -> Op | None:
+        """Keep a run to the end, as `inv keep` does; return the last row, or None after a request to exit.
+
+        After an error while the results are downloaded, repeat until the pod has ended: a pod that cannot end itself
+        bills until the limit.
+        """
         settings = load()
         tell = self._log_of(run, settings)
         with Journal.open(settings.state_file) as journal:
-            op, verdict = journal.ops(run=run)[-1], dict[str, object]()
-            with follow.keep_run(op, journal, settings, tell, is_asked=False) as seen:
-                for _, verdict in seen:
-                    if run_rows.is_over(journal.ops(run=run)[-1]) and not verdict:
-                        self.tell(f"{run}: it was ended")
-                        return journal.ops(run=run)[-1]
-            op = journal.ops(run=run)[-1]
-            if run_rows.is_over(op) and op.is_live:
-                return op  # A different process ends the run.
-            with self.conclude_lock:
-                only = [one.token for one in run_rows.nodes_of(op, journal)]
-                follow.settle_run(op, str(verdict["state"]), journal, settings, tell, only)
-            self.tell(f"{run}: {verdict['state']}")
-            return journal.ops(run=run)[-1]
+            for tries in itertools.count(1):
+                op, state = self._keep_to_verdict(run, journal, settings, tell)
+                is_left = _is_left_at_work(op, state)
+                if tries == 1:
+                    self.tell(f"{run}: {state or 'it was ended'}{', but the pod was not ended; retrying' * is_left}")
+                if not is_left:
+                    return op
+                if self.is_leaving.wait(ENDS.wait_s(tries)):
+                    break
+        return None
+
+    def _keep_to_verdict(self, run: str, journal: Journal, settings: Settings, tell: Say) -> tuple[Op, str]:
+        """Keep a run up to a verdict and settle the pods; return the last row and the state of the verdict or ""."""
+        op, verdict = journal.ops(run=run)[-1], dict[str, object]()
+        with follow.keep_run(op, journal, settings, tell, is_asked=False) as seen:
+            for _, verdict in seen:
+                if run_rows.is_over(now := journal.ops(run=run)[-1]) and not verdict:
+                    return now, ""
+        op = journal.ops(run=run)[-1]
+        if run_rows.is_over(op) and op.is_live:
+            return op, ""  # A different process ends the run.
+        state = str(verdict["state"])
+        with self.conclude_lock:
+            only = [one.token for one in run_rows.nodes_of(op, journal)]
+            follow.settle_run(op, state, journal, settings, tell, only)
+        return journal.ops(run=run)[-1], state
 
     def _restart_group(self, kind: RunGroups, name: str) -> None:
         """Restart the process of a run group, and wait for the end of the process."""
@@ -351,6 +370,13 @@ class Supervisor:
         with contextlib.suppress(OSError):  # A full disk must not stop other work.
             local_files.replace(state_file(self.settings), json.dumps(asdict(state)).encode(), 0o600)
         self.written = time.monotonic(), state
+
+
+def _is_left_at_work(op: Op, state: str) -> bool:
+    """Return True if the pod of a run with a verdict should have ended, and neither ended nor got a request to end."""
+    if op.state not in (READY, LOST) or state in ("", NODE_LOST) or op.outlives_run and state in STAYS:
+        return False
+    return not (state == "failed" and is_rented(op.vendor) and op.read_job().on_failure == "keep")
 
 
 def load() -> Settings:

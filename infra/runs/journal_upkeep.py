@@ -25,8 +25,7 @@ from infra.runs.keepers.due_ends import (
     is_kept_by_another,
     is_past_limit,
 )
-from infra.runs.lookup import transport_to
-from infra.runs.observation import Observation
+from infra.runs.observation import AskedParties, Observation
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.runs.timing import Say
@@ -189,15 +188,15 @@ def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: S
     deadline = time.monotonic() + OTHERS_S
     for other in run_rows.nodes_of(op, journal)[1:]:
         try:
-            while (
-                other.is_live
-                and not observation.verdict_of(other, transport_to(settings, other))
-                and time.monotonic() < deadline
-            ):
+            vendor = registry.provider(settings, other.vendor)
+            # An error of a read is no verdict: the pod bills, and gets the request to end in any case.
+            while other.is_live and not observation.observe_pod(other, vendor, AskedParties.FILES).verdict:
+                if time.monotonic() > deadline:
+                    break
                 time.sleep(0.2)
             settle(journal, settings, tell, [other.token])
             other = journal.op(other.token)
             if other.is_live:
-                pods.end(registry.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
+                pods.end(vendor, other, journal, f"{op.run} has {state}")
         except SlipwayError as error:
             tell(f"{other.run}: {error}")

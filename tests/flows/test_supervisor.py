@@ -8,16 +8,21 @@ import pytest
 
 from flows.supervisor import due, supervisor_client
 from flows.supervisor import supervisor as supervisor_module
+from infra.agent.job import Limits
 from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
+from infra.providers.local import Local
+from infra.records import Request
+from infra.runs import journal_upkeep
 from infra.runs.keepers import due_ends
 from infra.runs.keepers.recovery import RUN
 from infra.runs.lookup import between_pods
 from infra.runs.observation import Observation
 from infra.settings import Settings
+from infra.transport.protocol import ConnectionLost
 from store.backoff import Backoff
 from tests.world import ROOT, until
 
@@ -25,7 +30,7 @@ from tests.world import ROOT, until
 @pytest.fixture
 def settings(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path)}
-    return Settings.load(ROOT, environ=environ)
+    return Settings.load(ROOT, environ={**environ, "SLIPWAY_PODS": str(tmp_path / "pods")})
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def supervisor_of(settings, journal, monkeypatch):
 def begun(journal, run, vendor="ssh", token="", **more):
     """Return a run with a pod at work."""
     token = token or f"sw1-{run}"
-    op = journal.plan(token=token, run=run, vendor=vendor, remote_id=f"{token}@box/a", **more)
+    op = journal.plan(**{"token": token, "run": run, "vendor": vendor, "remote_id": f"{token}@box/a", **more})
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event)
     return op
@@ -188,6 +193,69 @@ def test_a_failing_duty_is_restarted_with_backoff_and_then_given_up(journal, set
     assert supervisor.has_more_work()
     supervisor.start_due_work()
     assert len(tried) == 6
+
+
+@pytest.fixture
+def finished(journal, settings):
+    """Return a function that gives a run on this machine, whose work has succeeded, a row and files."""
+
+    def make(run, **more):
+        folder = settings.pods / run
+        at = {"remote_id": f"sw1-{run}@{folder}", "address": str(folder)}
+        op = begun(journal, run, vendor="local", target=run, **at, **more)
+        local = Local(settings.pods)
+        local.create(Request(run=run), local.offers(Request(run=run))[0], op.token, Limits())
+        verdict = {"token": op.token, "state": "succeeded", "reason": "", "step": "", "at": time.time()}
+        (folder / "state" / "verdict.json").write_text(json.dumps(verdict))
+        return op, folder
+
+    return make
+
+
+@pytest.mark.process
+def test_a_finished_run_is_settled_again_until_its_pod_has_ended(
+    journal, settings, supervisor_of, monkeypatch, finished
+):
+    """A connection that breaks during the last download must not leave the pod at work: the pod bills on."""
+    op, _ = finished("far-1")
+    supervisor, said, errors = supervisor_of(lambda text: said.append(text)), [], [ConnectionLost("closed")] * 2
+    real = journal_upkeep.download_results
+
+    def download(*words):
+        if errors:
+            raise errors.pop()
+        return real(*words)
+
+    monkeypatch.setattr(journal_upkeep, "download_results", download)
+    monkeypatch.setattr(supervisor_module, "ENDS", Backoff(0.0, 0.0))
+    row = supervisor._keep("far-1")
+    assert (row.token, row.is_live, row.outcome, errors) == (op.token, False, "succeeded", [])
+    assert said[1:] == ["far-1: succeeded, but the pod was not ended; retrying"]
+
+
+@pytest.mark.process
+def test_a_supervisor_that_exits_leaves_a_finished_run_with_a_live_pod_to_the_next_one(
+    journal, supervisor_of, monkeypatch, finished
+):
+    def download(*words):
+        supervisor.is_leaving.set()
+        raise ConnectionLost("closed")
+
+    finished("far-1")
+    supervisor = supervisor_of()
+    monkeypatch.setattr(journal_upkeep, "download_results", download)
+    assert supervisor._keep("far-1") is None and journal.ops(run="far-1")[-1].is_live
+
+
+@pytest.mark.process
+def test_a_node_with_an_unreadable_verdict_ends_with_its_run(journal, settings, monkeypatch, finished):
+    head, _ = finished("far-1")
+    other, folder = finished("far-1.1", rank=1)
+    (folder / "state" / "verdict.json").unlink()
+    (folder / "state" / "verdict.json").mkdir()
+    monkeypatch.setattr(journal_upkeep, "OTHERS_S", 0.0)
+    journal_upkeep.end_others(head, journal, settings, "succeeded", print)
+    assert not journal.op(other.token).is_live
 
 
 def test_a_failure_for_the_user_is_given_up_at_once_and_reported(journal, settings, supervisor_of, monkeypatch):
