@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -154,6 +155,16 @@ def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
     return made
 
 
+def problem_of(error: BaseException) -> str:
+    """Return the name of an error, with the cause that users know if no server answers; never the message."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, (ConnectionError, TimeoutError, socket.gaierror)):
+            return f"no answer from the server ({type(error).__name__})"
+        behind = behind.__cause__ or behind.__context__
+    return type(error).__name__
+
+
 def main(words: list[str]) -> int:
     """Run the command line; return 0 after sending everything, 1 if the tracker failed, 2 for invalid arguments."""
     if words[:1] != ["--config"] or words[2:] not in ([], ["--once"]):
@@ -184,7 +195,7 @@ def main(words: list[str]) -> int:
         sidecar.close()
     except Exception as error:  # any error of the tracker's client: the agent restarts the sidecar later
         is_own = isinstance(error, ExtensionError)  # the message names the error
-        sidecar.report(type(error.__cause__ if is_own and error.__cause__ else error).__name__)
+        sidecar.report(problem_of(error.__cause__ if is_own and error.__cause__ else error))
         _say(f"{name} failed: {error if is_own else f'{type(error).__name__}: {error}'}")
         return 1
     _say("all metrics are sent")

@@ -271,7 +271,8 @@ def test_metrics_that_a_server_missed_are_sent_later(tmp_path):
     words = ("--phase", "base", "--steps", "14", "--track", "mlflow", "--provider", "local", "--yes")
     done = away.run("launch", *words)
     run = away.json("status")[0]["run"]
-    assert done.returncode == 0 and "not all metrics are in mlflow (no answer yet)" in done.stderr
+    # The library itself gives up after some seconds; on a busy machine, the run ends first.
+    assert done.returncode == 0 and "not all metrics are in mlflow (no answer " in done.stderr
     assert f"to send them: inv track.send {run}" in done.stderr
     with mlflow_server(tmp_path / "server") as url:
         back = World(tmp_path, {"MLFLOW_TRACKING_URI": url})

@@ -1,6 +1,7 @@
 """A tracker receives every step once, despite deaths in between."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -87,6 +88,27 @@ def test_failing_tracker_is_reported_beside_its_link_and_gets_the_rest_later(tmp
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
     sidecar(tmp_path, "mine", own_tracker(OWN)).send_new_records()
     assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("hidden", "is_silence"),
+    [
+        (ConnectionRefusedError("http://user:secret@server"), True),
+        (socket.gaierror("the name is not known"), True),
+        (TimeoutError("no answer"), True),
+        (FileNotFoundError("a file"), False),
+        (ValueError("an answer"), False),
+    ],
+)
+def test_server_that_does_not_answer_differs_from_other_errors_of_a_library(hidden, is_silence):
+    """MLflow raises an error of its own for a connection without an answer, too."""
+    with pytest.raises(RuntimeError) as raised:
+        try:
+            raise hidden
+        except Exception as error:
+            raise RuntimeError(f"a request failed: {error}")  # noqa: B904
+    silence = "no answer from the server (RuntimeError)"
+    assert tracking.problem_of(raised.value) == (silence if is_silence else "RuntimeError")
 
 
 @pytest.mark.parametrize(
