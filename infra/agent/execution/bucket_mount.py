@@ -125,7 +125,6 @@ class BucketMount:
                     "write mode: MOUNT_CACHED for a copy on the disk of the pod"
                 )
             time.sleep(POLL_S)
-        print(f"{self.address} is mounted by rclone", flush=True)
 
     def await_uploads(self) -> str:
         """Wait until every written file is in the bucket; report pending files. Return the problem, or ""."""

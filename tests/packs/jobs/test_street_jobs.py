@@ -373,15 +373,22 @@ def test_secret_equal_to_a_field_name_is_masked_and_changes_no_state(tmp_path):
 
 
 @pytest.mark.nightly
-def test_every_node_finds_the_files_of_a_bucket(world, tmp_path, bucket):
+@pytest.mark.parametrize(
+    ("mode", "written"),
+    [
+        ("MOUNT_CACHED", {"of-0"}),  # node 0 alone writes back
+        pytest.param("MOUNT", {"of-0", "of-1"}, marks=pytest.mark.needs("rclone", "fusermount3")),
+    ],
+)
+def test_every_node_finds_the_files_of_a_bucket(world, tmp_path, bucket, mode, written):
     uri = bucket.uri
     bucket.put({"a.txt": b"words"})
     file = tmp_path / "job.yaml"
     file.write_text(
-        f"num_nodes: 2\nfile_mounts: {{~/shelf: {{source: '{uri}'}}}}\n"
+        f"num_nodes: 2\nfile_mounts: {{~/shelf: {{source: '{uri}', mode: {mode}}}}}\n"
         "run: cat ~/shelf/a.txt && echo x > ~/shelf/of-$SKYPILOT_NODE_RANK\n"
     )
     world.inv("launch", str(file), "--provider", "local", "-n", "pair")
     for name in ("pair", "pair.1"):
         assert (world.folder / "pods" / name / "logs" / "run.log").read_text() == "words"
-    assert set(bucket.listing()) == {"a.txt", "of-0"}
+    assert set(bucket.listing()) == {"a.txt", *written}
