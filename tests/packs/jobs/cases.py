@@ -8,6 +8,7 @@ for a class of public files; `test_cases.py` runs the same cases every night.
 
 import argparse
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,13 +21,14 @@ LOCAL = ("launch", "FILE", "--provider", "local", "-n", "case", "--yes")
 PLAN = ("launch", "FILE", "--provider", "local", "--dry-run")
 RENTED = ("launch", "FILE", "--provider", "runpod", "--rehearse", "--dry-run")
 LINT = ("doctor", "--lint", "FILE")
+KEY = "(a private key of ssh-keygen)"  # instead of a text of a file
 
 
 @dataclass(frozen=True)
 class Case:
     before: str
     files: Mapping[str, str]
-    """Text of each file below the case's folder; the first is FILE, and FOLDER in a text is the folder."""
+    """Text of each file below the case's folder, or KEY; the first is FILE, and FOLDER in a text is the folder."""
     words: Sequence[Sequence[str]]
     """Words of `inv`, one command after the other."""
     wanted: str = ""
@@ -212,7 +214,7 @@ CASES = {
     "11-clusters": Case(
         "Slurm's own time was refused",
         {"clusters.yaml": "hill:\n  host: login.example.org\n  user: ada\n  identity_file: FOLDER/id_lab\n"
-         "  time: 1-12:00:00\n", "id_lab": ""},
+         "  time: 1-12:00:00\n", "id_lab": KEY},
         [("offers", "--provider", "slurm")],
         "hill: ssh login.example.org:22",
         code=1,
@@ -242,6 +244,9 @@ def verdict(case: Case, folder: Path) -> str:
     for name, text in case.files.items():
         path = there / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if text == KEY:
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+            continue
         path.write_text(text.replace("FOLDER", str(there)))
         path.chmod(0o600)
     own = str(there / next(iter(case.files)))
