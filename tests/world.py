@@ -30,8 +30,10 @@ class World:
 
     @property
     def environ(self) -> dict[str, str]:
+        # A narrow terminal of the tests would wrap the output, and no text of more than a line would be found.
+        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         return {
-            **os.environ,
+            **kept,
             "SLIPWAY_STATE_FILE": str(self.folder / "state" / "journal.db"),
             "SLIPWAY_STORE": str(self.folder / "artifacts"),
             "SLIPWAY_PODS": str(self.folder / "pods"),
