@@ -50,6 +50,7 @@ def main() -> None:
                 here = Path(world, str(trees.index(tree)))
                 places = {"STATE_FILE": "state/journal.db", "STORE": "artifacts", "PODS": "pods"}
                 environ = os.environ | {f"SLIPWAY_{place}": str(here / path) for place, path in places.items()}
+                environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Cached bytecode, as for installed programs.
                 seconds = cpu_s(words, tree, environ)
                 if number >= 0:
                     taken[name, tree].append(seconds)

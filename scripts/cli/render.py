@@ -65,6 +65,12 @@ def console(stderr: bool = True) -> "Console":
     return Frank(stderr=stderr, highlight=False, width=None if is_read_by_people else WIDEST)
 
 
+def is_plain(stderr: bool) -> bool:
+    """Return whether the stream is no terminal, and no variable asks for a width or colours."""
+    asked = {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"} & os.environ.keys()
+    return not (asked or (sys.stderr if stderr else sys.stdout).isatty())
+
+
 def new_table(*headings: str) -> Any:
     from rich.table import Table
 
