@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from store import untrusted_input
+from store.errors import AccessDenied as AccessDenied
+from store.errors import NoStore as NoStore
+from store.errors import StoreError as StoreError
 from store.untrusted_input import is_inside, is_part
 
 SCHEMA = 1
@@ -19,24 +22,6 @@ FLAT_MANIFEST = ".artifact.json"  # suffix after the name, at the root of the st
 BY_FINGERPRINT = "by-fingerprint"  # folder of all artifacts, as <kind>/<fingerprint>; other names are pointers
 STAGE_NAME = re.compile(r"(?!datasets/|by-fingerprint/|runs/)(?:[A-Za-z0-9._-]+/){2,}stage(1|1\.9|2|3)")  # 1.58-bit
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class StoreError(Exception):
-    """A failed operation on the store; the message gives the observed state."""
-
-    exit_code = 1
-
-
-class NoStore(StoreError):
-    """A URI that cannot be a store, or a store without write access."""
-
-    exit_code = 2
-
-
-class AccessDenied(NoStore):
-    """A missing or rejected key of a store."""
-
-    exit_code = 4
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ BY_WORD = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CommandEntry:
     """A command by the name on the command line: of a pack, or of the core in `scripts/commands.py`."""
 
@@ -38,7 +38,7 @@ class CommandEntry:
     """True if the name of the collection alone means this command: `tokenizer` for `tokenizer.train`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PackProvider:
     """A provider of a pack: a cluster of the user or an engine. The ledger applies no spend limit to these pods."""
 
@@ -56,7 +56,7 @@ class PackProvider:
     """Function `(settings) -> list of DoctorLine`, for `inv doctor --provider NAME`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PackWork:
     """A kind of work that a launch does instead of training phases."""
 
@@ -68,7 +68,7 @@ class PackWork:
     """Function `(key) -> str`: which file has a key that is no flag, in words; "" for an unknown key."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Pack:
     """The declaration of one pack. Every value of the form "module:attribute" is imported on first use."""
 
@@ -157,7 +157,7 @@ class Pack:
     """Classes that extend `trainer.schedule_end.ScheduleEnd`, by the word in `ScheduleConfig.end`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AccountNotes:
     """Notes on vendor accounts. `lines`: text for users; `document`: the same data as JSON, by vendor."""
 

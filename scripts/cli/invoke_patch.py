@@ -36,7 +36,7 @@ from infra.interrupts import ExitRequested, WorkTakenOver, raise_on_signals
 from scripts.cli import command_hints, front_page
 from scripts.cli.command import TYPED
 from store import packs, terminal
-from store.manifest import StoreError
+from store.errors import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 MOST = 1 << 63  # exclusive bound on the absolute value of numbers on a command line
