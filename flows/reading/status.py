@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flows.limits.beyond_limit import estimate_time_left, forecast_excess, is_comparable
 from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, recorded_groups
-from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import wait_queue
@@ -25,6 +23,9 @@ from infra.runs import pod_views, run_rows
 from infra.runs.lookup import between_pods, find_run
 from infra.selection import registry
 from infra.settings import LOCAL, Settings, is_rented
+
+if TYPE_CHECKING:
+    from flows.supervisor.over_limit import OverLimit
 
 OpenProvider = Callable[[Settings, str], Provider]
 NONE: Mapping[str, RunGroup] = MappingProxyType({})
@@ -62,7 +63,7 @@ def status(
     return [replace(view, group=of.get(view.run, "")) for view in views]
 
 
-def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[PodView]:
+def with_excess(views: Sequence[PodView], over: "Sequence[OverLimit]") -> list[PodView]:
     """Return the rows with the excess added for pods found over their limit, live or ended."""
     found = {one.op.run: one for one in over}
     return [
@@ -174,7 +175,11 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
     """Return the row of a running run with the remaining time and a warning if limits will not suffice, where known."""
     rows = journal.ops(run=view.run) if view.state == "running" else []
-    found = estimate_time_left(rows, view.progress, settings) if rows else None
+    if not rows:
+        return view
+    from flows.limits.beyond_limit import estimate_time_left, forecast_excess, is_comparable
+
+    found = estimate_time_left(rows, view.progress, settings)
     if found is None:
         return view
     view = replace(view, left_s=found[0], left_from=found[1])

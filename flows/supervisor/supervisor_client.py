@@ -82,13 +82,13 @@ def renew(settings: Settings) -> int | None:
     )
 
 
-def ensure(settings: Settings, waits: bool = True) -> int | None:
+def ensure(settings: Settings, waits: bool = True, journal: Journal | None = None) -> int | None:
     """Return the process id of the supervisor; start the process if needed.
 
     Return None if no supervisor is needed, or if the journal is damaged and blocks all work. With `waits`, wait until
-    the process is up. Raises SlipwayError if the process does not come up.
+    the process is up. Raises SlipwayError if the process does not come up. `journal`: the journal, if already open.
     """
-    with Journal.open(settings.state_file) as journal:
+    with contextlib.nullcontext(journal) if journal else Journal.open(settings.state_file) as journal:
         if holder := journal.leases.holder(SUPERVISOR):
             return holder.pid
         if journal.problem or not is_needed(journal, settings):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from invoke import Exit
 
 from flows.reading import status as use_case
 from flows.runs import run_groups
 from flows.supervisor import supervisor_client
-from flows.supervisor.over_limit import OverLimit
 from infra.flags import flag
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
@@ -25,6 +25,9 @@ from scripts.cli.render import print_json
 from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
 from scripts.runs import status_table
 from store import packs, terminal
+
+if TYPE_CHECKING:
+    from flows.supervisor.over_limit import OverLimit
 
 SHOWN = 4  # runs listed per budget
 
@@ -101,7 +104,7 @@ def refresh_rows(
     return use_case.of_run(use_case.with_excess(views, over), journal, run, run_groups.recorded_groups(settings))
 
 
-def exit_if_over_limit(over: Sequence[OverLimit]) -> None:
+def exit_if_over_limit(over: "Sequence[OverLimit]") -> None:
     """Raise Exit with code 5 if a pod was found past its limit, ended or not."""
     if over:
         raise Exit(render.clean(f"inv status: {past_limit_words(over)}"), code=5)
@@ -124,7 +127,7 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
         from infra.runs.journal_upkeep import settle  # imported here, because most looks settle no run
 
         ended = settle(journal, settings, render.tell, due, waits=False)
-    supervisor_client.ensure(settings, waits=False)
+    supervisor_client.ensure(settings, waits=False, journal=journal)
     for op in ended:
         render.tell(f"{op.run} was settled: {op.reason or op.outcome or 'the run has ended'}")
     return bool(ended)

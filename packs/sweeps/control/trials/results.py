@@ -14,6 +14,7 @@ from typing import Any
 from infra.errors import UsageError
 from infra.flags import nondefault_flags
 from infra.settings import Settings
+from packs.sweeps.control.place import folder_of as folder_of
 from store import untrusted_input
 from store.local_files import replace as replace_file
 from trainer.reporting import jsonl_log
@@ -116,11 +117,6 @@ class SweepResult:
     def load_figures(self, run: str) -> list[dict[str, Any]]:
         """Return the stored figures of a finished trial."""
         return jsonl_log.read(self.folder / f"{run}.jsonl")
-
-
-def folder_of(name: str, settings: Settings) -> Path:
-    """Return the results folder of the sweep with this name."""
-    return settings.homes.parent / "sweeps" / name
 
 
 def load(name: str, settings: Settings) -> SweepResult:

@@ -26,11 +26,11 @@ from infra.ledger.leases import LeaseHeld
 from infra.ledger.op import Op
 from infra.runs.timing import Say
 from infra.settings import Settings
+from packs.sweeps.control.place import LEASE
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials.results import SweepResult
 from store import local_files, untrusted_input
 
-LEASE = "sweep:"
 COMMAND = "command.json"
 STOP_S = 60.0  # time for a sweep process to stop
 POLL_S = 0.1
