@@ -1,4 +1,8 @@
-"""The errors of stores, apart from `store.manifest`: every command line catches them."""
+"""Errors of stores and packs, light to import: every command line catches or prints them."""
+
+import sys
+import traceback
+from pathlib import Path
 
 
 class StoreError(Exception):
@@ -17,3 +21,12 @@ class AccessDenied(NoStore):
     """A missing or rejected key of a store."""
 
     exit_code = 4
+
+
+def explain_pack(path: Path, error: BaseException) -> int:
+    """Print the failing line of a `pack.py` and the error to stderr; return the exit code."""
+    at = str(path)
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == at]
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == at else [1, *lines][-1]
+    print(f"inv: {at}:{line}: {type(error).__name__}: {error}; or remove the folder", file=sys.stderr)
+    return 2

@@ -253,9 +253,9 @@ def _record_of(path: Path) -> Pack:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # including SystemExit
-        from store.broken_pack import explain
+        from store.errors import explain_pack
 
-        raise SystemExit(explain(path, error)) from None
+        raise SystemExit(explain_pack(path, error)) from None
 
 
 def load(where: str) -> Any:

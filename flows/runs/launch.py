@@ -11,8 +11,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from flows.limits import shared_resources
-from flows.limits.run_limits import run_limits
-from flows.planning import estimates, learned, machine_choice
+from flows.planning import estimates, machine_choice
 from flows.planning.training_plan import PlannedWork
 from flows.runs import same_request
 from flows.runs.same_request import TypedLaunch
@@ -29,7 +28,6 @@ from infra.names import check_name
 from infra.providers import Provider, market
 from infra.records import Offer, Plan, PlannedMount, Request
 from infra.runs.engine import engine_of
-from infra.runs.lookup import has_machine, last_verdict
 from infra.runs.timing import Say
 from infra.selection import choose, registry
 from infra.selection.choose import ChosenMachine
@@ -177,7 +175,10 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
     shared_resources.check_budget(resolved.spec.budget, journal)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
-    learned.save_measured_times(journal, settings)
+    if journal.ops():
+        from flows.planning import learned  # imported here, because the first launch follows no run
+
+        learned.save_measured_times(journal, settings)
     likely = vendor.predict_offer(resolved.request)
     first = resolved.work.draft_request(resolved.request, settings) if vendor.is_rented else resolved.request
     plan = resolved.work.plan(settings, first, vendor, resolved.limits, likely)
@@ -258,6 +259,8 @@ def with_run_limits(found: Launch, offers: Sequence[Offer], journal: Journal, se
     found = replace(found, offers=tuple(offers))
     if plan.job is None:
         return found
+    from flows.limits.run_limits import run_limits  # imported here, because work on this machine has no such limits
+
     own = run_limits(plan, offers, interrupted_pod(plan, resolved, journal, settings), journal, settings)
     notes = (*plan.notes, *filter(None, [own.words]))
     plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=notes)
@@ -389,5 +392,7 @@ def interrupted_pod(plan: Plan, resolved: ResolvedLaunch, journal: Journal, sett
     before = last_on(plan, journal)
     if before is None or resolved.asked.name not in ("", before.run):
         return None
+    from infra.runs.lookup import has_machine, last_verdict  # imported here, because a new run looks at no other run
+
     is_unfinished = last_verdict(before, settings).get("state") != "succeeded"
     return before if is_unfinished and has_machine(before, settings) else None

@@ -17,7 +17,6 @@ imports no other module of this project and prints one JSON document.
 import fcntl
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -33,6 +32,8 @@ POLL_S = 0.02
 
 def facts() -> Dict[str, Any]:
     """Return facts about the machine; sizes in bytes, null for unknown values."""
+    import platform  # imported here, because every command imports this module, and few ask for these facts
+
     memory = None
     if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
