@@ -67,13 +67,3 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     dry_run: bool = flag(False, "show the plan and stop", group=RUN)
     limits_from: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
     """Limits that flags of packs have set, by the name of the limit: the typed flag, and the meaning of the value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PodSpec(LimitSpec, MachineSpec, PlaceSpec):
-    """The flags of a request for a pod without work."""
-
-    wait: bool = flag(False, "rented: look again every minute until an offer matches", group=MACHINE)
-    no_accept: bool = flag(False, "skip the acceptance check of the machine", group=MACHINE)
-    run_name: str = flag("", "name of the pod instead of a generated one", group=RUN, also=("n",))
-    dry_run: bool = flag(False, "show offers, prices and the limits that would end the pod, and stop", group=RUN)

@@ -210,7 +210,7 @@ class WorkSpec(Typed):
 S = TypeVar("S", bound=WorkSpec)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PhaseFlags:
     """Base class of a record of flags that a pack adds for sizes of a phase; None = the flag was not given."""
 

@@ -86,7 +86,7 @@ def _of_packs(flag_name: str) -> list[str]:
     return [f"{name}: {one[flag_name]}" for name, one in packs.provider_traits().items() if one[flag_name]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PlaceSpec:
     """The provider of a machine, and the choice among own machines."""
 

@@ -1,4 +1,7 @@
-"""Flags shared by commands of several folders: output format, confirmation, rehearsal, journal and environment."""
+"""Flags shared by commands of several folders: output format, confirmation, rehearsal, journal and environment.
+
+Only the records of commands are compared and printed, so the bases here have no methods for either.
+"""
 
 from dataclasses import dataclass
 
@@ -12,28 +15,28 @@ LAST_RUN = "name of the run, or the first letters of the name (default: the last
 LISTED = "".join(f", {name}" for name, traits in packs.provider_traits().items() if traits["inventory"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Output:
     """Output format flag, for commands with machine-readable output."""
 
     json: bool = flag(False, "print one JSON document on stdout", group=TALK)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OneRunFlags(Output):
     """Flags of a command about a single run, without further options."""
 
     run: str = flag("", LAST_RUN, word=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Questions:
     """Confirmation flag, for commands that ask before they spend money or end a run."""
 
     yes: bool = flag(False, "ask nothing", group=TALK, also=("y",))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Rehearse:
     """Rehearsal flag, for commands on pods, real or rehearsed."""
 
@@ -44,7 +47,7 @@ class Rehearse:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JournalFlag:
     """Journal flag, for commands on the journal."""
 
@@ -56,7 +59,7 @@ class JournalFlag:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Environment:
     """Environment flags, for commands with user work."""
 

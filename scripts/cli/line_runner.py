@@ -25,7 +25,7 @@ class CommandLine:
     after_dashes: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LineFlags:
     """Flags of a pack for every command except commands about this very machine (`is_here`)."""
 

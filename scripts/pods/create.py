@@ -2,14 +2,25 @@
 
 from dataclasses import dataclass
 
-from flows.specs.launch import PodSpec
+from flows.specs.launch import RUN
+from infra.flags import flag
 from infra.names import check_name
 from infra.selection import preflight, registry
-from infra.selection.machine_spec import refuse_open, request_on
+from infra.selection.machine_spec import MACHINE, LimitSpec, MachineSpec, PlaceSpec, refuse_open, request_on
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
 from scripts.runs.deploy import deploy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSpec(LimitSpec, MachineSpec, PlaceSpec):
+    """The flags of a request for a pod without work."""
+
+    wait: bool = flag(False, "rented: look again every minute until an offer matches", group=MACHINE)
+    no_accept: bool = flag(False, "skip the acceptance check of the machine", group=MACHINE)
+    run_name: str = flag("", "name of the pod instead of a generated one", group=RUN, also=("n",))
+    dry_run: bool = flag(False, "show offers, prices and the limits that would end the pod, and stop", group=RUN)
 
 
 @dataclass(frozen=True, kw_only=True)
