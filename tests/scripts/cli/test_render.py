@@ -295,3 +295,23 @@ def test_tracker_link_of_a_run_is_shown_below_the_run():
     )
     assert "brave-otter-3: wandb: offline, for: wandb sync x" in flat(view)
     assert status_table.view_json(view)["tracking"] == {"wandb": "offline, for: wandb sync x"}
+
+
+def test_plan_for_a_program_is_the_plan_of_a_wide_terminal(capsys, monkeypatch):
+    artifacts = (
+        PlannedArtifact("tokenizer", "damaged", "tokenizer", "a file is missing", estimate_s=4.0),
+        PlannedArtifact("base_checkpoints/smoke", "missing", "base", estimate_s=165.0),
+        PlannedArtifact("datasets/pydocs/text", "here", ""),
+    )
+    plans = (artifacts, tuple(replace(one, reason="") for one in artifacts), ())
+    for notes in ((), ("a note [bold]",)):
+        for of in plans:
+            plan = Plan("t", "store", of, None, Request(run="r"), notes=notes)
+            texts = []
+            for width in (None, "10000"):
+                monkeypatch.delenv("COLUMNS", raising=False)
+                if width:
+                    monkeypatch.setenv("COLUMNS", width)
+                plan_text.show_plan(plan, stderr=False)
+                texts.append([line.rstrip() for line in capsys.readouterr().out.split("\n")])
+            assert texts[0] == texts[1]
