@@ -397,13 +397,21 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     raise UsageError(f"no checkpoint has the tag {tag!r} in {there.store}; {listed}; {then}")
 
 
+def untagged(name: str, tag: str, there: Inventory) -> str:
+    """Return the name of an imported model without a data tag: by the record of the import, else without `tag`."""
+    source = there.artifacts[name].about.get("source") if name in there.artifacts else None
+    if isinstance(source, str):
+        return planning.imported_name(source)
+    return name.replace(f"{planning.IMPORTED}{tag}.", planning.IMPORTED, 1) if tag else name
+
+
 def refuse_other_origin(plan: Plan, init: ImportSpec | None, there: Inventory, tag: str = "") -> None:
     """Raise UsageError if the name of a model would move to a model that starts from a different model of `--init`."""
-    mine = planning.imported_name(init, tag) if init else ""
+    mine = planning.imported_name(init.source) if init else ""
     moves = {*(one.name for one in plan.pointers), *(one.name for one in plan.artifacts if one.step)}
     for name in (name for name in moves if name.partition("/")[0] in checkpoint_folders() and name in there.artifacts):
         theirs = planning.origin_of(there.artifacts[name].about)
-        if bool(theirs) != bool(mine) or theirs.startswith(planning.IMPORTED) and theirs != mine:
+        if bool(theirs) != bool(mine) or theirs.startswith(planning.IMPORTED) and untagged(theirs, tag, there) != mine:
             again = (
                 f"to start from the same model again: --init {theirs}; " if theirs.startswith(planning.IMPORTED) else ""
             )

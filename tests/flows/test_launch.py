@@ -119,18 +119,34 @@ def test_a_name_of_a_model_of_a_different_origin_moves_with_a_flag_only(settings
 
 def test_a_name_stays_with_the_imported_model_of_its_start():
     init = ImportSpec(source="/models/llama", model=tiny().phases["sft"].model, has_tokenizer=True)
-    of_llama = {"spec": {"adopted": True}, "inputs": {"init": {"name": "imported/llama"}}}
+    of_llama, of_second = (
+        {"spec": {"adopted": True}, "inputs": {"init": {"name": name}}}
+        for name in ("imported/llama", "imported/second.llama")
+    )
     plan = Plan("t", "store", (PlannedArtifact("chatsft_checkpoints/mine", "stale", "sft"),), None, Request(run="a-1"))
 
-    def checked(about, init):
+    def checked(about, init, tag="", source="/models/llama"):
         held = HeldArtifact("chatsft_checkpoints/mine", "a-v1-b", about=about)
-        refuse_other_origin(plan, init, Inventory("store", {held.name: held}))
+        origin = HeldArtifact("imported/second.llama", "a-v1-c", about={"source": source})
+        refuse_other_origin(plan, init, Inventory("store", {one.name: one for one in (held, origin)}), tag)
 
-    checked(of_llama, init)
-    checked({"spec": {"adopted": True}}, init)
-    for about, other in ((of_llama, replace(init, source="hf://some/qwen")), ({"spec": {"adopted": False}}, init)):
+    for tag in ("", "second", "third"):
+        checked(of_llama, init, tag)
+        checked(of_second, init, tag)
+        checked({"spec": {"adopted": True}}, init, tag)
+    gone = {"spec": {"adopted": True}, "inputs": {"init": {"name": "imported/third.llama"}}}
+    checked(gone, init, "third")
+    qwen = replace(init, source="hf://some/qwen")
+    for about, other, tag in (
+        (of_llama, qwen, ""),
+        (of_llama, qwen, "second"),
+        (of_second, qwen, "second"),
+        ({"spec": {"adopted": False}}, init, ""),
+    ):
         with pytest.raises(UsageError, match="this plan starts from imported/(qwen|llama).*--tag NAME"):
-            checked(about, other)
+            checked(about, other, tag)
+    with pytest.raises(UsageError, match="this plan starts from imported/llama"):
+        checked(of_second, init, source="/models/second.llama")
 
 
 def test_a_plan_names_the_runs_at_work_with_an_earlier_artifact_and_no_ended_run(settings, journal, tmp_path):

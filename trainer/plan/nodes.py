@@ -115,7 +115,7 @@ def recipe(wanted: TrainingRequest) -> dict[str, Node]:
 
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
-        artifact = imported_name(wanted.init)
+        artifact = imported_name(wanted.init.source)
         code = (*IMPORT, *model_formats.code_of(wanted.init.format))
         found[INIT] = Node(INIT, artifact, words, code, wanted.init, own)
         tokenizer = INIT

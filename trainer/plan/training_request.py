@@ -187,17 +187,17 @@ def profile_of(wanted: TrainingRequest) -> Profile:
 
 def default_tag(wanted: TrainingRequest, profile: Profile) -> str:
     """Return the default tag of checkpoints: the profile's name, or the name of the imported model."""
-    return profile.name if wanted.init is None else init_slug(wanted.init)
+    return profile.name if wanted.init is None else init_slug(wanted.init.source)
 
 
-def init_slug(init: ImportSpec) -> str:
+def init_slug(source: str) -> str:
     """Return the name of an imported model: the last part of the model's path."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(source).name).strip(".-")[:100] or "model"
 
 
-def imported_name(init: ImportSpec, tag: str = "") -> str:
-    """Return the name of the artifact of an imported model, with a tag."""
-    return tagged(f"{IMPORTED}{init_slug(init)}", tag)
+def imported_name(source: str) -> str:
+    """Return the name of the artifact of an imported model, without a data tag."""
+    return f"{IMPORTED}{init_slug(source)}"
 
 
 def tagged(name: str, tag: str) -> str:
