@@ -3,8 +3,10 @@
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from store.untrusted_input import printable
 
 MOST_BYTES = 8000  # of an answer as JSON
 CUT = "long lists are cut: ask for less, or for a single run"
@@ -24,18 +26,42 @@ ARGUMENTS = {  # flags in errors of `inv`, and the arguments of the tools
     "replicas": "replicas",
 }
 FLAG = re.compile(rf"--({'|'.join(ARGUMENTS)})(?![a-z-])")
-PATH = re.compile(r"(?<![\w:/.~])(?:~|\.)?/[^\s,;:]+")
-# A clause that only the owner can follow: a command, a flag without an argument, a path, or names of other models.
-OF_THE_OWNER = re.compile(rf"\binv [a-z]|--[a-z]|\bavailable: |{PATH.pattern}")
+PATH = re.compile(r"(?<![\w:/.~])(?:~|\.)?/[^\s,;:][^,;:]*")  # up to a mark, since a path may hold spaces
+ADDRESS = re.compile(r"\b(?!hf:|https?:)[a-z][a-z0-9+.-]*://[^\s,;]*[^\s,;:.]")  # a tool takes no such address
+# Words that only the owner can follow: a command, a flag without an argument, or names of other models.
+COMMAND = re.compile(r"(?:\./)?\binv [a-z]|--[a-z]|\bavailable: ")
+LABEL = re.compile(r"\A--(?=[a-z][a-z-]* \S+: )")  # begins an error about a flag with a value
 
 
 def for_the_agent(error: str) -> tuple[str, str]:
-    """Return the clauses of an error of `inv` for an agent, and from the first command on, the rest for the owner."""
-    clauses = re.split(r"(?<=[;.])\s+", error)
+    """Return the part of an error of `inv` for an agent, and the rest for the owner, without line breaks.
+
+    The first clause is cut at a command, and has names for paths and addresses of the owner; the part ends before the
+    next clause with a command, a path or an address.
+    """
+    clauses = re.split(r"(?<=[;.])\s+|\s*\n\s*", error.strip())
+    clauses = [printable(one if one[-1:] in ";.:," else f"{one};") for one in clauses]
     first, *more = [FLAG.sub(lambda found: ARGUMENTS[found[1]], clause) for clause in clauses]
-    shown = [PATH.sub("(a path of the owner)", first)]
-    shown += itertools.takewhile(lambda clause: not OF_THE_OWNER.search(clause), more)
-    return " ".join(shown).rstrip(" ;"), " ".join(clauses[len(shown) :])
+    first, cut = _before_command(LABEL.sub("", first))
+    if not first.strip(" ;"):
+        return "", _joined(clauses)
+    shown = [ADDRESS.sub("(an address of the owner)", PATH.sub("(a path of the owner)", first))]
+    shown += itertools.takewhile(lambda one: not any(each.search(one) for each in (COMMAND, PATH, ADDRESS)), more)
+    return _joined(shown), _joined([cut, *clauses[len(shown) :]])
+
+
+def _before_command(clause: str) -> tuple[str, str]:
+    """Return a clause up to the last mark before the first command, and the rest; without a command, the clause."""
+    found = COMMAND.search(clause)
+    if not found:
+        return clause, ""
+    marks = [one.end() for one in re.finditer(r"[,:(] ?", clause[: found.start()])]
+    at = marks[-1] if marks else found.start()
+    return clause[:at].rstrip(" ,:(") + ";", clause[at:]
+
+
+def _joined(clauses: Iterable[str]) -> str:
+    return " ".join(one for one in clauses if one.strip(" ;")).rstrip(" ;")
 
 
 def training_facts(shown: Mapping[str, Any]) -> dict[str, Any]:

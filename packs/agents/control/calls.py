@@ -102,7 +102,7 @@ class Calls:
             work = self.works.get(tool) or self._start(tool, entry, {} if begun is None else begun)
             found = bounded({"result": work(arguments.read(TOOLS[tool].arguments, said))})
         except (SlipwayError, ConfigError) as error:
-            found = {"refused": str(error)[:2000]}
+            found = {"refused": without_store(str(error), self.account.settings)[:2000]}
             if isinstance(error, CommandFailed) and error.for_the_owner:
                 entry["for_the_owner"] = error.for_the_owner
         except Exception:  # the broker logs the error
@@ -123,6 +123,11 @@ class Calls:
             self.receipt.add({**entry, **facts, "outcome": BEGUN})
 
         return lambda asked: STARTS[tool](self.account, self.plans, asked, note)
+
+
+def without_store(text: str, settings: Settings) -> str:
+    """Return a text without the address of the owner's store, such as `hf://owner/private`."""
+    return text.replace(settings.store, "the store") if "://" in settings.store else text
 
 
 def _digest(said: Any) -> str:

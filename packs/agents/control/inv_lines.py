@@ -23,6 +23,7 @@ from store.untrusted_input import printable
 ANSWER_S = 900.0  # of a command that rents nothing
 GRACE_S = 120.0  # of a command that ends its machines after SIGTERM
 SHOWN = 700  # letters of an error
+IN_THE_LOG = "the owner sees the messages in the log of the broker"
 ALARM = "ALARM: "  # begins the error of a command that has worked: the end of a machine is not proven
 
 
@@ -42,8 +43,8 @@ class CommandFailed(SlipwayError):
 def failure(command: str, said: str) -> CommandFailed:
     """Return the error for the message of a command; the log of the broker gets the whole message."""
     log(f"inv {command}: {printable(said)}")
-    shown, rest = for_the_agent(printable(said))
-    return CommandFailed(shown[:SHOWN], rest[:SHOWN])
+    shown, rest = for_the_agent(said)
+    return CommandFailed(shown[:SHOWN] or f"inv {command} failed; {IN_THE_LOG}", rest[:SHOWN])
 
 
 class InvLines:
@@ -54,7 +55,7 @@ class InvLines:
         done = self._run(command, flags, words, (), ANSWER_S)
         said = _error(command, done.stderr)
         if done.returncode and not (done.returncode == LimitHit.exit_code and said.startswith(ALARM)):
-            raise failure(command, said or _failed(command, done.returncode))
+            raise failure(command, said) if said else CommandFailed(_failed(command, done.returncode))
         return done.stdout
 
     def json(
@@ -132,7 +133,7 @@ def _error(command: str, stderr: str) -> str:
 
 
 def _failed(command: str, code: int) -> str:
-    return f"inv {command} failed with exit code {code}; the owner sees the messages in the log of the broker"
+    return f"inv {command} failed with exit code {code}; {IN_THE_LOG}"
 
 
 def _flags(flags: Mapping[str, Any]) -> list[str]:

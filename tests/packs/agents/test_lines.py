@@ -271,6 +271,21 @@ def test_error_of_a_command_is_cut_for_the_agent_and_whole_for_the_owner(tmp_pat
     assert call["for_the_owner"] == "choose a remote store: --store hf://user/repo" and error in capfd.readouterr().err
 
 
+def test_error_of_a_command_has_no_address_of_the_store_and_is_never_empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_STORE", "hf://owner/private")
+    broker, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    error = "the model m is not in hf://owner/private; hf://owner/private holds no model"
+
+    def fail(*_, **__):
+        raise inv_lines.failure("launch", error)
+
+    monkeypatch.setattr(InvLines, "json", fail)
+    said = broker.answer("plan", {"spend_usd": 1})
+    assert said == {"refused": "the model m is not in the store; the store holds no model"}
+    error = "--wait: no such flag"
+    assert "inv launch failed; the owner sees" in broker.answer("plan", {"spend_usd": 1})["refused"]
+
+
 @pytest.mark.process
 def test_end_is_answered_while_other_calls_hang_and_after_a_while_goes_on(tmp_path, monkeypatch):
     class Impatient(Future):
