@@ -4,6 +4,7 @@ A plan is valid for PLAN_S in the broker that made the plan, and starts once: `P
 """
 
 import contextlib
+import math
 import secrets
 import threading
 from collections.abc import Mapping
@@ -160,9 +161,8 @@ def source_of(asked: PlanArguments, settings: Settings) -> str:
 
 def training_flags(one: Allowance, asked: PlanArguments, left: float, settings: Settings) -> dict[str, Any]:
     if asked.hours and asked.hours * 3600 < LEAST_S:
-        raise UsageError(
-            f"hours is {asked.hours:g}, which is too short for a machine; the least is {LEAST_S / 3600:.3f}"
-        )
+        least = math.ceil(LEAST_S / 3.6) / 1000
+        raise UsageError(f"hours is {asked.hours:g}, which is too short for a machine; the least is {least}")
     return {
         **machine_flags(one, asked),
         "phase": asked.phase,

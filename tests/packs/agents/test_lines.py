@@ -14,6 +14,7 @@ import pytest
 
 from infra.agent.limits import boottime_s, read_clocks
 from infra.agent.process import identify
+from infra.errors import UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -219,7 +220,7 @@ def test_work_that_a_run_does_already_starts_no_second_run_and_names_no_run_of_t
     ("said", "refused"),
     [
         ({"kind": "serve", "model": "hf://a/b", "replicas": 2}, "the plan needs 2 machines, and the allowance has 1"),
-        ({"hours": 0.0001}, "hours is 0.0001, which is too short for a machine; the least is 0.033"),
+        ({"hours": 0.0001}, "hours is 0.0001, which is too short for a machine; the least is 0.034"),
     ],
 )
 def test_plan_that_never_starts_is_refused(tmp_path, monkeypatch, said, refused):
@@ -228,6 +229,15 @@ def test_plan_that_never_starts_is_refused(tmp_path, monkeypatch, said, refused)
     document = {"model_name": "b", "engine": "vllm", "placement": [offer]}
     monkeypatch.setattr(InvLines, "json", lambda *_, **__: document)
     assert broker.answer("plan", {"spend_usd": 1, **said})["refused"] == refused
+
+
+def test_least_hours_of_a_refusal_are_accepted(tmp_path, monkeypatch):
+    broker, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    one, settings = broker.account.allowance, broker.account.settings
+    with pytest.raises(UsageError, match="the least is ") as refused:
+        training_flags(one, PlanArguments(spend_usd=1, hours=0.033), 1e4, settings)
+    least = float(str(refused.value).rpartition(" ")[2])
+    assert training_flags(one, PlanArguments(spend_usd=1, hours=least), 1e4, settings)["ttl"] == "122s"
 
 
 def test_start_in_the_last_seconds_of_an_allowance_is_refused_in_words(tmp_path, monkeypatch):
