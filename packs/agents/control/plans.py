@@ -14,8 +14,9 @@ from typing import Any
 from data.errors import ConfigError
 from infra.agent.limits import boottime_s
 from infra.errors import UsageError
+from infra.ledger import budgets
 from infra.ledger.journal import Journal
-from infra.runs import lookup
+from infra.runs import lookup, run_rows
 from infra.settings import Settings
 from infra.units import count, dollars, micro_usd
 from packs.agents.control import answers, money
@@ -138,15 +139,23 @@ class Plans:
 
 
 def same_work(account: Account, target: str) -> dict[str, Any]:
-    """Return the answer for work that a run does already; {} if no run is at work on the target."""
+    """Return the answer for work that a run does already; {} if no run is at work on the target.
+
+    An abandoned run without a pod, which no keeper will continue, is not at work.
+    """
     wanted = (target, account.settings.store)
     with Journal.open(account.settings.state_file) as journal:
-        rows = [*journal.ops(live=True), *lookup.between_pods(journal)]
-    run = next((money.run_of(op) for op in rows if target and (op.target, op.store) == wanted), "")
-    if not run:
+        waiting = [op for op in lookup.between_pods(journal) if budgets.is_recent(journal, op.run)]
+        rows = [*journal.ops(live=True), *waiting]
+    row = next((op for op in rows if target and (op.target, op.store) == wanted), None)
+    if row is None:
         return {}
+    run = money.run_of(row)
     if run not in account.own_names():
         return {"rented": False, "message": "a run of the owner does this work; no machine was rented", "next": "plan"}
+    if run_rows.is_over(row):
+        said = f"the run {run} of the same work is ending; call plan after the end"
+        return {"rented": False, "message": said, "next": "status"}
     return {"rented": False, "message": "the same work is running", "same_as": run, "next": "status"}
 
 

@@ -17,6 +17,7 @@ from infra.agent.process import identify
 from infra.errors import UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.settings import Settings
 from packs.agents.control import calls, files, inv_lines
@@ -214,6 +215,39 @@ def test_work_that_a_run_does_already_starts_no_second_run_and_names_no_run_of_t
     with Journal.open(broker.account.settings.state_file) as journal:
         journal.advance(op, "unsent")
     assert "same_as" not in broker.answer("plan", {"spend_usd": 1, "gpu": "L4"})["result"]
+
+
+def test_run_that_is_ending_or_abandoned_without_a_pod_is_not_at_work(tmp_path, monkeypatch):
+    broker, _ = broker_with_a_plan(tmp_path, monkeypatch)
+    account = broker.account
+    files.save(replace(account.allowance, machines=3), account.settings)
+    op = at_work(account, account.new_run(0, 1), "allow-demo", "a-target")
+
+    def planned():
+        offer = {"provider": "lium", "gpu": "L4", "num_gpus": 1, "usd_per_hour": "0.30"}
+        document = {**DRY_RUN, "offers": [offer], "cost_usd": (), "cost_s": (), "ends": []}
+        monkeypatch.setattr(InvLines, "json", lambda *_, **__: document)
+        found = broker.answer("plan", {"spend_usd": 1, "gpu": "L4"})["result"]
+        return found.get("same_as") or found.get("message") or found["plan_id"][:5]
+
+    with Journal.open(account.settings.state_file) as journal:
+        for event in ("sending", "created", "armed"):
+            op = journal.advance(op, event)
+        assert planned() == "demo-1"
+        held = journal.leases.acquire(keeper_lease("demo-1"))
+        moving = journal.advance(op, "end", reason="lost")
+        assert planned() == "demo-1"
+        moving = journal.advance(moving, "gone")
+        assert planned() == "demo-1"
+        journal.leases._update_row(held, "another boot", 1, "0")  # the keeper is dead
+        assert planned() == "demo-1"
+        monkeypatch.setattr(budgets, "RECENT_S", -1.0)
+        assert planned() == "plan-"
+        other = at_work(account, account.new_run(0, 1), "allow-demo", "a-target")
+        for event in ("sending", "created", "armed"):
+            other = journal.advance(other, event)
+        journal.advance(other, "end", reason="asked for", outcome="asked")
+    assert planned() == "the run demo-2 of the same work is ending; call plan after the end"
 
 
 @pytest.mark.parametrize(
