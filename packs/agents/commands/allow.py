@@ -114,8 +114,9 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
         shared = str(place.open_folder(one.name, settings)) if one.user else ""
         found = guarantee.of(one, settings)
         set_budget(journal, one.budget, one.micro_usd, settings)
+        facts = {**shown(one, journal, settings), "state": "starting"}
         files.save(one, settings)
-        show_token(one, token, shared, found, spec.json, journal, settings)
+        show_token(one, token, shared, found, facts if spec.json else None)
     try:
         supervisor_client.ensure(settings)
         is_ready = await_broker(one, settings)
@@ -127,17 +128,13 @@ def begin(spec: AllowFlags, journal: Journal, settings: Settings) -> None:
 
 
 def show_token(
-    one: Allowance,
-    token: str,
-    shared: str,
-    found: guarantee.Guarantee,
-    as_json: bool,
-    journal: Journal,
-    settings: Settings,
+    one: Allowance, token: str, shared: str, found: guarantee.Guarantee, facts: Mapping[str, Any] | None
 ) -> None:
-    """Show a new token, the only time, and the guarantee. shared: folder of the socket for the user, "" = no user."""
-    if as_json:
-        facts = {**shown(one, journal, settings), "state": "starting"}
+    """Show a new token, the only time, and the guarantee.
+
+    shared: folder of the socket for the user, "" = no user; facts: of the document, None = print text.
+    """
+    if facts is not None:
         print_json({**facts, "token": token, "folder": shared, "guarantee": found.about, "leaks": found.leaks})
     else:
         most = render.count(one.machines, "machine")

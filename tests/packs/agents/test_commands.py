@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal
 from infra.settings import Settings
 from packs.agents.commands import allow
 from packs.agents.commands.allow import AllowFlags
-from packs.agents.control import broker, brokers, ending, files, guarantee, place
+from packs.agents.control import broker, brokers, ending, files, guarantee, money, place
 from packs.agents.control.account import Account
 from packs.agents.control.groups import Allowances
 from packs.agents.control.inv_lines import InvLines
@@ -65,6 +65,7 @@ def interrupt(*words):
         (allow, "await_broker", interrupt, True),
         (guarantee, "of", fail, False),
         (allow, "set_budget", interrupt, False),
+        (money, "state", fail, False),
         (files, "save", fail, False),
     ],
 )
