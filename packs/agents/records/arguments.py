@@ -18,9 +18,9 @@ NO_PARENT = r"(?!.*\.\.)"  # no folder above the named folder
 SOURCE = re.compile(
     rf"{NO_PARENT}(?:pydocs|fineweb|hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(?:[@/:?][A-Za-z0-9@._:/,=?+-]{{0,150}})?)"
 )
-MODEL = re.compile(
-    rf"{NO_PARENT}(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9._-]+){{0,3}}(?:@[A-Za-z0-9._-]{{1,64}})?"
-)
+NAMES = rf"{NO_PARENT}[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9._-]+){{0,3}}(?:@[A-Za-z0-9._-]{{1,64}})?"
+MODEL = re.compile(rf"(?:hf://)?{NAMES}")
+INIT = re.compile(rf"hub|(?:hf://|imported/){NAMES}")  # never a folder of the owner
 LETTER = r"[^\x00\ud800-\udfff]"  # of a word on a command line: no end of a text, and no half of a letter
 RUN = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 PLAN = re.compile(r"plan-[A-Za-z0-9_-]{8,32}")
@@ -58,7 +58,7 @@ class PlanArguments(MachineArguments):
     )
     profile: str = argument("", "train: recipe, such as smoke, d12, qwen3_0.6b; see docs_search", form=PROFILE)
     source: str = argument("", "train: text: pydocs, fineweb or hf://user/name", form=SOURCE)
-    init: str = argument("", "train: start model instead of earlier phases: hf://user/name or an artifact", form=MODEL)
+    init: str = argument("", "train: start model instead of earlier phases: hf://user/name or imported/NAME", form=INIT)
     task: str = argument("", "train: task of rl: sort, gsm8k, math, mbpp", form=re.compile("|".join(TASKS)))
     steps: int = argument(0, "train: optimizer steps of each phase; 0: the recipe's", most=10**7)
     options: tuple[str, ...] = argument((), "train: settings of the recipe, such as sft.optimizer.lr=1e-4", form=OPTION)

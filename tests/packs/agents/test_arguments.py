@@ -36,6 +36,9 @@ JSON = st.recursive(
         ({"spend_usd": 1, "init": "../secret"}, "init is"),
         ({"spend_usd": 1, "init": "/root"}, "init is"),
         ({"spend_usd": 1, "init": "docs/../../x"}, "init is"),
+        ({"spend_usd": 1, "init": "imported/../../x"}, "init is"),
+        ({"spend_usd": 1, "init": "var/models/private"}, "init is"),
+        ({"spend_usd": 1, "init": "private"}, "init is"),
         ({"spend_usd": 1, "model": "docs/../../x"}, "model is"),
         ({"spend_usd": 1, "source": "hf://a/b/../../c"}, "source is"),
         ({"spend_usd": 1, "profile": "infra/../../../tmp/p.yaml"}, "profile is"),
@@ -56,6 +59,11 @@ JSON = st.recursive(
 def test_wrong_arguments_are_refused_in_words(said, wrong):
     with pytest.raises(ConfigError, match=wrong):
         read(PlanArguments, said)
+
+
+@pytest.mark.parametrize("init", ["", "hub", "hf://a/b", "hf://a/b@v1", "imported/Qwen3-0.6B", "imported/allow-demo.b"])
+def test_start_model_is_a_name_of_the_hub_or_of_the_store(init):
+    assert read(PlanArguments, {"spend_usd": 1, "init": init}).init == init
 
 
 @pytest.mark.parametrize("name", [*PROFILES, "qwen3_0.6b", "yaml"])
