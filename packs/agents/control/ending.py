@@ -23,11 +23,18 @@ from packs.agents.records.allowance import PREFIX
 
 
 def end_all(account: Account, tell: Say) -> bool:
-    """End all runs and services once; return whether nothing is left, and no start is under way."""
+    """End all runs and services once; return whether nothing is left, and no start is under way.
+
+    With a damaged file of the runs, end nothing, and return False until the owner has removed the file.
+    """
     is_done = not is_starting(account)  # asked first: a start that ends meanwhile has written its rows
-    with Journal.open(account.settings.state_file) as journal:
-        runs = sorted({money.run_of(op) for op in own_rows(account.name, journal, account.settings)})
-        services = own_services(account.name, journal, account.settings)
+    try:
+        with Journal.open(account.settings.state_file) as journal:
+            runs = sorted({money.run_of(op) for op in own_rows(account.name, journal, account.settings)})
+            services = own_services(account.name, journal, account.settings)
+    except SlipwayError as error:
+        tell(f"{account.name}: {error}")
+        return False
     for name in (*services, *runs):
         is_done = end_one(account, name, tell) and is_done
     return is_done

@@ -106,7 +106,9 @@ def started(name: str, settings: Settings) -> StartedRuns:
     except FileNotFoundError:
         return StartedRuns()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SlipwayError(f"{path}: {error}; end the runs of the allowance: inv status, inv down RUN") from None
+        raise SlipwayError(
+            f"{path}: {error}; end the runs of the allowance: inv status, inv down RUN; then remove the file"
+        ) from None
 
 
 def save_started(name: str, record: StartedRuns, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -169,6 +170,24 @@ def test_machines_and_services_end_with_an_allowance_whose_record_cannot_be_read
     assert Allowances().started_groups(journal, settings) == ["demo"]
     broker.serve("demo", settings)
     assert {*ended.names} == {"demo-1", "demo-2"} and brokers.due(journal, settings) == []
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_broker_of_an_ended_allowance_waits_until_a_damaged_file_of_the_runs_is_removed(
+    settings, journal, at_work, monkeypatch, capsys, harm
+):
+    damaged, waits = place.folder(settings) / "demo.runs", list[float]()
+    damaged.write_text("{")
+    harm(settings)
+
+    def wait(seconds):
+        waits.append(seconds)
+        damaged.unlink()
+
+    monkeypatch.setattr(broker, "time", SimpleNamespace(sleep=wait))
+    assert brokers.due(journal, settings) == ["demo"]
+    broker.serve("demo", settings)
+    assert waits == [broker.END_TRIES_S] and "inv down RUN; then remove the file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("harm", HARMS)
