@@ -113,9 +113,10 @@ def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[
 
 
 def is_news(row: Op, bill: int, told: dict[str, tuple[int, int]]) -> bool:
-    """Return whether a bill changes the ledger: a new amount, or the first report after the end, or the last one."""
+    """Return whether a bill changes the ledger: a new amount, or the first final report, or the last report."""
     at, before = told.get(row.token, (0, None))
-    ends = [] if row.ended_at is None else [row.ended_at, row.ended_at + LATE_S]
+    late = costs.FINAL_S.get(row.vendor, 0), LATE_S
+    ends = [] if row.ended_at is None else [row.ended_at + late_s for late_s in late]
     return bill != before or any(at < one <= time.time() for one in ends)
 
 

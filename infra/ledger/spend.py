@@ -21,6 +21,7 @@ from infra.units import duration, in_usd
 VENDOR_LATE_S = 300.0  # seconds; vendors check timers at intervals
 # Billing unit in seconds, charged when started; 1 s for providers of extensions.
 GRAIN_S = {"runpod": 1, "lium": 1, "shadeform": 60}
+FINAL_S = {"runpod": 2 * 3600}  # seconds from the end of a pod to a complete bill: RunPod books by the hour
 Now = float | Clocks  # a float: wall clock only
 
 
@@ -87,9 +88,7 @@ def ended_at(op: Op, scale: float = 1.0) -> int | None:
 
 def billed_from(op: Op) -> float:
     """Return the start of billing, by the wall clock as of the request."""
-    if op.billed_at is not None:
-        return op.billed_at
-    return _sent_at(op)
+    return _sent_at(op) if op.billed_at is None else op.billed_at
 
 
 def _sent_at(op: Op) -> float:
@@ -239,8 +238,9 @@ class PodCost:
 
     @property
     def is_final(self) -> bool:
-        """Return whether the vendor has reported the bill since the end of the pod."""
-        return None not in (self.billed_micro_usd, self.ended_at) and (self.billed_at or 0) >= (self.ended_at or 0)
+        """Return whether the vendor has reported the bill late enough after the end of the pod to be complete."""
+        final_at = (self.ended_at or 0) + FINAL_S.get(self.provider, 0)
+        return None not in (self.billed_micro_usd, self.ended_at) and (self.billed_at or 0) >= final_at
 
 
 def ledger(

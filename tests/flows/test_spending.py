@@ -47,8 +47,8 @@ def vendor(monkeypatch):
     return found
 
 
-def begin(journal, hours_ago):
-    op = journal.plan(token="sw1-a", run="a", vendor="shadeform", rate=RATE)
+def begin(journal, hours_ago, vendor="shadeform"):
+    op = journal.plan(token="sw1-a", run="a", vendor=vendor, rate=RATE)
     op = journal.advance(journal.advance(op, "sending"), "created", remote_id="pod-1")
     return journal.note(op, sent_at=int(time.time()) - hours_ago * HOUR)
 
@@ -106,6 +106,18 @@ def test_unchanged_bill_is_recorded_again_after_the_end_and_at_the_end_of_the_co
     ask(journal, settings)
     assert not spending.is_open(journal.op("sw1-a"), journal.reported_costs("vendor"))
     assert amounts(journal) == [19_500_000] * 3
+
+
+def test_lagging_bill_is_final_once_the_vendor_has_booked_the_last_hour(journal, settings, vendor):
+    begin(journal, 10, "runpod")
+    end(journal)
+    vendor.name, vendor.bill = "runpod", 18_000_000
+    costs = []
+    for hours in (0, 1, 1, 1, 46):
+        wait(journal, hours)
+        costs.append(ask(journal, settings).micro_usd)
+    assert costs == [20_000_000] * 2 + [18_000_000] * 3
+    assert amounts(journal) == [18_000_000] * 3  # the first report, the first final report, and the last report
 
 
 def test_bill_of_a_pod_that_ends_during_the_query_waits_for_the_next_query(journal, settings, vendor):
