@@ -90,7 +90,7 @@ def with_later_work(plan: Plan, finish_by: str, finish_within: str, offer: Offer
         f"to finish {' and '.join(by)}, the trainer compares its pace with the limit after 20 steps and later. If the "
         "planned steps do not fit, the trainer ends the schedule earlier, with a complete decay of the learning rate"
     )
-    rate = offer.micro_usd_per_hour * plan.request.nodes if offer else 0  # The limit is the money of all nodes.
+    rate = offer.micro_usd_per_hour if offer else 0  # The limits of a job apply to each node.
     notes, limit_s = [note], hard_limit_s(replace(plan.job.limits, micro_usd_per_hour=rate))
     whole_s = sum(one.seconds for one in plan.displayed_estimate.steps) if plan.displayed_estimate else 0.0
     if limit_s is not None and limit_s < FEW * whole_s:

@@ -157,16 +157,18 @@ def test_plan_warns_of_a_limit_far_below_the_expected_time(tmp_path, flag, share
     settings = replace(settings, profile="qwen3_4b")
     offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=4, micro_usd_per_hour=10_000_000)
     request = Request(run="new", provider="runpod", gpu="H100", num_gpus=4, nodes=nodes)
-    given = spec_of(**{flag: "2040-01-01 16:00" if flag == "finish_by" else "15"})
-    work = PlannedWork.from_spec(given, settings)
+    by = (datetime.now() + timedelta(days=1)).isoformat()
+    work = PlannedWork.from_spec(spec_of(**{flag: by if flag == "finish_by" else "15"}), settings)
     vendor = registry.provider(settings, "runpod")
 
     def plan(limits):
         return plan_for(work, settings, request, vendor, limits, offer)
 
     whole_s = sum(one.seconds for one in plan(Limits()).displayed_estimate.steps)
-    money = round(share * whole_s * nodes * offer.micro_usd_per_hour / 3600)
-    limits = Limits(spend_micro_usd=money) if flag == "finish_within" else Limits(time_s=share * whole_s)
+    usd = f"{share * whole_s * nodes * 10 / 3600:.6f}"
+    spec = replace(spec_of(**{flag: by if flag == "finish_by" else usd}), gpu="H100", num_gpus=4, nodes=nodes)
+    limits = launch.resolve(spec, settings).limits
+    limits = replace(limits, time_s=limits.time_s and share * whole_s)
     warned = [one for one in plan(limits).notes if f"the limit is {share:.1%} of the expected time" in one]
     assert len(warned) == (share < FEW)
 
