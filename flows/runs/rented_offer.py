@@ -1,6 +1,7 @@
 """The offer behind a rented pod, and the plan with the forecast for the machine of this offer.
 
-A plan is about the first offer; a launch takes the next offer if the vendor refuses the first.
+A plan is about the first offer found. A launch takes another offer if the user picks the offer, if the first offer is
+beyond a limit, and if the vendor refuses the first offer.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def plan_on(offer: Offer | None, plan: Plan, offers: Sequence[Offer], settings: 
     """Return the plan with the forecast for a rented offer; without a forecast if the offer is unknown."""
     if offer is None:
         return replace(plan, estimate=None, imitated=None) if offers else plan
-    if _machine(offer, plan, settings) == _machine(offers[0], plan, settings):
+    if plan.displayed_estimate and plan.displayed_estimate.machine.name == _machine(offer, plan, settings):
         return plan
     return estimates.of_plan(plan, settings, registry.provider(settings, offer.provider), offer)
 

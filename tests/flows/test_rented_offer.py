@@ -39,11 +39,11 @@ def saved(settings, op, plan, offers):
     return offer, Timings.for_journal(settings.state_file).get(op.token)
 
 
+@pytest.mark.parametrize("offers", [(H100, A100, OTHER_A100), (A100, H100), (A100,)], ids=["tried", "picked", "left"])
 @pytest.mark.parametrize("rate", [0, 1_700_000], ids=["as agreed", "a higher rate"])
-def test_forecast_is_about_the_rented_machine(rented, rate):
+def test_forecast_is_about_the_rented_machine(rented, rate, offers):
     plan = planned(rented, H100, profile="smollm2_135m", phase="base")
-    offers = (H100, A100, OTHER_A100)
-    _, first = saved(rented, row(H100), plan, offers)
+    _, first = saved(rented, row(H100), plan, (H100, A100))
     offer, second = saved(rented, row(A100, rate=rate), plan, offers)
     assert offer == A100 and first.expected == plan.forecast
     assert {one.machine for one in second.works} == {"1 x A100-80GB"} != {one.machine for one in first.works}
@@ -72,5 +72,7 @@ def test_run_without_offers_keeps_the_forecast(rented):
 def test_forecast_of_a_rehearsal_imitates_the_rented_machine(settings):
     own = rehearsed(settings)
     plan = planned(own, H100, profile="smollm2_135m", phase="base")
-    on_it = rented_offer.plan_on(A100, plan, (H100, A100), own)
-    assert on_it.imitated.machine.name == "1 x A100-80GB" and on_it.estimate == plan.estimate
+    for offers in ((H100, A100), (A100, H100)):
+        on_it = rented_offer.plan_on(A100, plan, offers, own)
+        assert on_it.imitated.machine.name == "1 x A100-80GB" and on_it.estimate == plan.estimate
+    assert rented_offer.plan_on(H100, plan, (A100, H100), own) is plan
