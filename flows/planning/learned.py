@@ -23,7 +23,7 @@ from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
 from infra.market.step_times import AROUND, StepTime, elapsed_s
 from infra.records import Offer, Plan, StepWork
-from infra.runs import observation
+from infra.runs import observation, run_rows
 from infra.runs.lookup import transport_to
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
@@ -74,7 +74,8 @@ def save_measured_times(journal: Journal, settings: Settings) -> None:
             progress, verdict = last_report(op, settings)
             if progress:
                 is_alone = {one.token for one in journal.events(op.run) if one.event == "armed"} <= {op.token}
-                timings.save(measured_times(op, progress, verdict, before, is_alone, settings))
+                asked_at = max(float(row.intent_at) for row in run_rows.nodes_of(op, journal))
+                timings.save(measured_times(op, progress, verdict, before, asked_at, is_alone, settings))
         # No readable records, or a full disk.
         except (SlipwayError, OSError, ValueError, KeyError, TypeError):
             continue
@@ -93,16 +94,19 @@ def measured_times(
     progress: Mapping[str, Any],
     verdict: Mapping[str, Any],
     before: RunTimes | None,
+    asked_at: float,
     is_alone: bool,
     settings: Settings,
 ) -> RunTimes:
-    """Return the times of a finished run. `is_alone`: no other pod has worked on the run."""
+    """Return the times of a finished run. `asked_at`: last request for a pod; `is_alone`: no other pod has worked."""
     from infra.runs.sync.sync_step import FETCH  # needed only after a run
 
     job, vendor = op.read_job(), registry.provider(settings, op.vendor)
     # The restore step of a rented pod is in no plan and counts as time around the steps.
     job = replace(job, steps=tuple(step for step in job.steps if step.name != FETCH))
-    told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
+    told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=asked_at)
+    # A launch may wait in a queue, or give a machine back, before the request for this pod.
+    told = replace(told, asked_at=max(told.asked_at, asked_at))
     works = {one.step: one for one in told.works}
     if not works:  # started by a version without saved forecasts, or by a keeper
         machine = machine_of(op.read_request(), settings, vendor).name

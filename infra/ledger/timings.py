@@ -29,7 +29,7 @@ class RunTimes:
     token: str
     run: str
     vendor: str
-    asked_at: float
+    asked_at: float  # request for the launch; in an ended run, request for the last pod
     works: tuple[StepWork, ...] = ()
     """Work of the steps; () = written by a version of Slipway without this field."""
     expected: tuple[Expected, ...] = ()

@@ -14,7 +14,7 @@ from flows.runs import receipt
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
 from infra.agent.execution import utilization
-from infra.agent.job import Job, Limits, PodFolder
+from infra.agent.job import Job, Limits, NodeGroup, PodFolder
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
@@ -73,6 +73,7 @@ def finished_run(
     job = with_uploader(plan.job, "s3://bucket/runs", run) if is_carried else plan.job
     token = f"sw1-{journal.installation}-{run}-{len(journal.ops())}"
     op = journal.plan(token=token, run=run, vendor="local", target=plan.target, job=job.to_json())
+    op = journal.note(op, intent_at=int(ASKED_AT))
     for event, facts in (
         ("sending", {}),
         ("created", {"remote_id": f"{token}@{run}", "address": str(folder.root)}),
@@ -248,7 +249,25 @@ def test_requests_and_machines_without_work_do_not_interrupt_a_run(settings, jou
     learned.save_measured_times(journal, settings)
     times, wall_s = kept(settings, op)
     is_alone = before != "worked"
-    assert (wall_s is not None) is is_alone and times["base"].is_whole is is_alone
+    assert wall_s == (54.0 if is_alone else None) and times["base"].is_whole is is_alone
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_time_before_the_request_for_the_last_pod_is_no_time_of_the_run(settings, journal, nodes):
+    """A launch waits in a queue, and gives back a machine that boots for 15 minutes and fails."""
+    op, timings = finished_run(settings, journal, planned(settings)), Timings.for_journal(settings.state_file)
+    timings.save(replace(timings.get(op.token), asked_at=ASKED_AT - 900.0))
+    if nodes == 2:
+        job = replace(op.read_job(), group=NodeGroup(run=op.run, addresses=("a", "b")))
+        journal.note(op, intent_at=int(ASKED_AT) - 900, job=job.to_json())
+        again = journal.plan(token="sw1-b", run=f"{op.run}.1", rank=1, vendor="local")
+        for event in ("sending", "created", "armed", "gone"):
+            again = journal.advance(again, event)
+        journal.note(again, intent_at=int(ASKED_AT))
+    (found,) = forecast_errors.errors(journal, settings)
+    assert (found.came_s, found.asked_at) == (54.0, ASKED_AT)
+    times, _ = kept(settings, op)
+    assert times[AROUND].seconds == 8.0 and times["text"].began_s == 7.0
 
 
 def test_cost_of_a_forecast_is_that_of_all_nodes(settings, journal):
