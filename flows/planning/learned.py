@@ -5,8 +5,7 @@
 
 The input is plans, journal rows and the progress reports of pods; the result is files of `infra.ledger.timings`, from
 which `flows.planning.estimates` knows this machine or a kind of GPU. The key of a time is the work of the step (program
-and version, settings, amount) and the machine. Errors never fail a command: without records, estimates use the table,
-as on the first day.
+and version, settings, amount) and the machine. Errors never fail a command: without records, estimates use the table.
 """
 
 import contextlib
@@ -34,6 +33,7 @@ from infra.settings import Settings
 BUILT_S = 5.0  # a longer set-up counts as a build of the environment
 LOOKED_AT = 200  # number of newest rows to check
 STEADY_S, STEADY = 5.0, 0.05  # a larger difference between two clocks, or share of the time, is no work
+START_S = 15.0  # a longer time between the hand-over and the start of the agent is a difference of the clocks
 
 
 # Before a run: the forecast.
@@ -43,18 +43,9 @@ def save_forecast(op: Op, plan: Plan, asked_at: float, settings: Settings, offer
     """Save the forecast of a starting run; `offer`: the offer of a rented machine."""
     money = forecast_of(plan, offer, settings).micro_usd if offer and plan.job and plan.forecast else None
     timings = Timings.for_journal(settings.state_file)
+    one = RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=asked_at)
     with contextlib.suppress(OSError):  # full disk: the run continues without a saved forecast
-        timings.save(
-            RunTimes(
-                token=op.token,
-                run=op.run,
-                vendor=op.vendor,
-                asked_at=asked_at,
-                works=plan.works,
-                expected=plan.forecast,
-                micro_usd=money,
-            )
-        )
+        timings.save(replace(one, works=plan.works, expected=plan.forecast, micro_usd=money))
         timings.prune()
 
 
@@ -73,11 +64,10 @@ def save_measured_times(journal: Journal, settings: Settings) -> None:
         try:
             progress, verdict = last_report(op, settings)
             if progress:
-                is_alone = {one.token for one in journal.events(op.run) if one.event == "armed"} <= {op.token}
+                armed = {one.token: one.at for one in journal.events(op.run) if one.event == "armed"}
                 asked_at = max(float(row.intent_at) for row in run_rows.nodes_of(op, journal))
-                timings.save(measured_times(op, progress, verdict, before, asked_at, is_alone, settings))
-        # No readable records, or a full disk.
-        except (SlipwayError, OSError, ValueError, KeyError, TypeError):
+                timings.save(measured_times(op, progress, verdict, before, asked_at, armed, settings))
+        except (SlipwayError, OSError, ValueError, KeyError, TypeError):  # no readable records, or a full disk
             continue
 
 
@@ -95,10 +85,10 @@ def measured_times(
     verdict: Mapping[str, Any],
     before: RunTimes | None,
     asked_at: float,
-    is_alone: bool,
+    armed: Mapping[str, int],
     settings: Settings,
 ) -> RunTimes:
-    """Return the times of a finished run. `asked_at`: last request for a pod; `is_alone`: no other pod has worked."""
+    """Return the times of a finished run. `asked_at`: last request for a pod; `armed`: time of each hand-over."""
     from infra.runs.sync.sync_step import FETCH  # needed only after a run
 
     job, vendor = op.read_job(), registry.provider(settings, op.vendor)
@@ -116,7 +106,7 @@ def measured_times(
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):
         works = {name: replace(one, machine=seen) for name, one in works.items()}
-    is_one_go = is_alone and progress.get("agents", 1) == 1
+    is_one_go = armed.keys() <= {op.token} and progress.get("agents", 1) == 1
     steps = progress.get("steps") or ()
     lengths = {step.name: (step.config.get("spec") or {}).get("steps") for step in job.steps}
     times = [
@@ -126,13 +116,16 @@ def measured_times(
     ]
     state, own = verdict.get("state") or op.outcome or "ended", {step.name for step in job.steps}
     wall_s, whole = None, {one.work.step for one in times if one.is_whole}
-    if state == "succeeded" and own <= whole and verdict.get("at", 0.0) > told.asked_at:
+    # The guard starts the agent during the hand-over; an engine takes the job before a machine exists.
+    has_started = not (vendor.is_here or vendor.restarts_runs or settings.rehearsal) and progress.get("started_at")
+    late_s = abs(progress["started_at"] - armed.get(op.token, progress["started_at"])) if has_started else 0.0
+    is_timed = late_s <= START_S and all(map(_is_steady, (dict(progress, ended_at=progress.get("updated_at")), *steps)))
+    if state == "succeeded" and own <= whole and is_timed and verdict.get("at", 0.0) > told.asked_at:
         wall_s = verdict["at"] - told.asked_at
         rest_s = wall_s - sum(elapsed_s(step, 0.0) for step in steps if step["name"] in own)
         built_s = sum(elapsed_s(step, 0.0) for step in steps if step["name"] not in (*own, FETCH))
         is_known = works[AROUND].kind != around_kind(op.vendor, None)
-        kind = around_kind(op.vendor, built_s <= BUILT_S if is_known else None)
-        work = replace(works[AROUND], kind=kind)
+        work = replace(works[AROUND], kind=around_kind(op.vendor, built_s <= BUILT_S if is_known else None))
         times.append(StepTime(work=work, at=verdict["at"], began_s=0.0, seconds=max(0.0, rest_s)))
         # The forecast was about all planned steps, so a shortened run says nothing about the error of the forecast.
         if any(is_shortened((step.get("result") or {}).get("steps"), lengths.get(step["name"])) for step in steps):
@@ -141,10 +134,14 @@ def measured_times(
 
 
 def _is_measured(step: Mapping[str, Any]) -> bool:
-    if not (step["state"] == "done" and step.get("attempts") == 1 and step.get("started_at") and step.get("ended_at")):
-        return False
-    wall_s = step["ended_at"] - step["started_at"]  # includes sleep of the machine, and jumps of the clock
-    return wall_s >= 0 and abs(wall_s - (step.get("awake_s") or wall_s)) <= max(STEADY_S, STEADY * wall_s)
+    is_once = step["state"] == "done" and step.get("attempts") == 1
+    return is_once and bool(step.get("started_at") and step.get("ended_at")) and _is_steady(step)
+
+
+def _is_steady(said: Mapping[str, Any]) -> bool:
+    """Return whether the machine did not sleep, and no clock jumped, during a step or a run; True if unknown."""
+    wall_s = (said.get("ended_at") or 0.0) - (said.get("started_at") or 0.0)
+    return wall_s >= 0 and abs(wall_s - (said.get("awake_s") or wall_s)) <= max(STEADY_S, STEADY * wall_s)
 
 
 def _time_of(step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go: bool, length: Any) -> StepTime:

@@ -53,9 +53,8 @@ def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | No
 
 def _until_detached_s(op: Op, now: Now, scale: float) -> float:
     """Return the seconds for which a detached pod was part of the run, by the vendor's clock."""
-    if op.del_requested_at is None:
-        return since_request_s(op, now, scale)
-    return max(0.0, op.del_requested_at - _sent_at(op)) * scale
+    until = op.del_requested_at
+    return since_request_s(op, now, scale) if until is None else max(0.0, until - _sent_at(op)) * scale
 
 
 def age_s(op: Op, now: Now, scale: float = 1.0) -> float:

@@ -147,8 +147,8 @@ TIMER: Kinds = {"ends_at": _amount, "looked_s_ago": _amount}
 UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
     **dict.fromkeys(("token", "run", "state", "step", "reason", "tail", "self_end"), _text),
-    **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
-    **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s", "age_s"), _amount),
+    **dict.fromkeys(("at", "started_at", "updated_at", "limit_s"), _number),
+    **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s", "age_s", "awake_s"), _amount),
     **dict.fromkeys(("exit_code", "lost", "agents"), _whole),
     **dict.fromkeys(("alive", "is_leaving"), _truth),
     "clocks": _clocks,

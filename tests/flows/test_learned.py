@@ -237,6 +237,52 @@ def test_sleep_and_a_set_clock_are_no_work(settings, journal, wall_s, awake_s, i
     assert ("base" in times) is is_kept and (measured_s is not None or not is_kept)
 
 
+def harmed(settings: Settings, op: Op, fault: str) -> None:
+    """Change the reports of a finished pod as a clock or a sleep of three hours changes the reports."""
+    pod, late_s = PodFolder(settings.pods / op.run), 3 * 3600.0
+    progress, verdict = (json.loads(path.read_text()) for path in (pod.progress, pod.verdict))
+    environment, *steps = progress["steps"]
+    progress |= {"started_at": ASKED_AT + 0.4, "awake_s": progress["updated_at"] - ASKED_AT - 0.4}
+    for one in progress["steps"]:
+        one["awake_s"] = one["elapsed_s"]
+    later = {"during the environment": [*steps, verdict], "between steps": [*steps[1:], verdict], "none": []}
+    later |= {"after the steps": [verdict], "throughout": [environment, *steps, verdict]}
+    for one in later[fault]:
+        one |= {name: one[name] + late_s for name in ("started_at", "ended_at", "at") if name in one}
+    if fault == "during the environment":
+        environment["ended_at"] += late_s
+    if fault != "none":
+        progress["updated_at"] += late_s
+    if fault == "throughout":
+        progress["started_at"] += late_s
+    pod.progress.write_text(json.dumps(progress))
+    pod.verdict.write_text(json.dumps(verdict))
+
+
+@pytest.mark.parametrize("fault", ["none", "during the environment", "between steps", "after the steps"])
+def test_sleep_and_a_set_clock_are_no_time_around_the_steps(settings, journal, fault):
+    op = finished_run(settings, journal, planned(settings))
+    harmed(settings, op, fault)
+    learned.save_measured_times(journal, settings)
+    times, wall_s = kept(settings, op)
+    assert {name: one.seconds for name, one in times.items() if name} == SECONDS
+    assert (wall_s, AROUND in times) == ((54.0, True) if fault == "none" else (None, False))
+
+
+@pytest.mark.parametrize("vendor", ["local", "runpod"])
+@pytest.mark.parametrize("fault", ["none", "throughout"])
+def test_clock_of_a_remote_machine_is_compared_with_the_hand_over(settings, journal, fault, vendor):
+    op = finished_run(settings, journal, planned(settings))
+    harmed(settings, op, fault)
+    pod = PodFolder(settings.pods / op.run)
+    reports = (json.loads(path.read_text()) for path in (pod.progress, pod.verdict))
+    before = Timings.for_journal(settings.state_file).get(op.token)
+    armed = {op.token: int(ASKED_AT)}
+    settings = replace(settings, runpod_api_key="k" * 20)
+    found = learned.measured_times(replace(op, vendor=vendor), *reports, before, ASKED_AT, armed, settings)
+    assert (found.wall_s is None) is (fault == "throughout" and vendor == "runpod")
+
+
 @pytest.mark.parametrize("before", ["refused", "given back", "worked"])
 def test_requests_and_machines_without_work_do_not_interrupt_a_run(settings, journal, before):
     """A vendor that is often sold out refuses the first offers of most launches."""

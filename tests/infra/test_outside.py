@@ -32,7 +32,7 @@ STEP = {
 }  # fmt: skip
 PROGRESS = {
     "token": "sw1-x", "run": "calm-ox-1", "state": "running", "step": "base", "updated_at": 1e9, "steps": [STEP],
-    "agents": 1,
+    "agents": 1, "started_at": 1e9, "awake_s": 7.5,
     "machine": {"gpus": [{"name": "H100", "percent": 93, "used_bytes": 1, "memory_bytes": 2, "peak_bytes": 1}],
                 "gpus_at": 1e9, "disk_free_bytes": 7, "disk_at": 1e9},
     "in_store": {"base-x/step-000000005": 1e9},

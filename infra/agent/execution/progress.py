@@ -138,7 +138,8 @@ class Progress:
         self.steps = {name: _waiting(name) for name in names}
         agents = _agents_before(self.path, job.token) + 1
         self.document = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
-        self.document["agents"] = agents
+        self.document.update(agents=agents, started_at=time.time())
+        self.starting_s = awake_s()
         self.load = OtherLoad()
         self.written_at = self.began_s = 0.0
         self.timeline = timeline.Timeline(pod.log(timeline.NAME), job.token)
@@ -218,6 +219,7 @@ class Progress:
                 for step in self.steps.values()
             ]
             said = {**self.document, "steps": steps, "machine": machine, "updated_at": now}
+            said["awake_s"] = awake_s() - self.starting_s  # since the start, without sleep and jumps of the clock
             uploads = _uploads(self.waiting)
             uploads["problem"] = self.redact(uploads["problem"])
             if self.tracking:

@@ -40,12 +40,17 @@ def test_timeline_has_each_state_and_the_parts_stay_out_of_the_progress(tmp_path
 
 
 def test_progress_has_the_time_of_a_step_without_sleep_and_without_jumps_of_the_clock(tmp_path, monkeypatch):
-    monkeypatch.setattr("infra.agent.execution.progress.awake_s", iter((100.0, 160.0)).__next__)
+    clock = [40.0]
+    monkeypatch.setattr("infra.agent.execution.progress.awake_s", lambda: clock[0])
     one = Progress(PodFolder(tmp_path), Job(run="otter", token="t1", steps=()), ["sft", "fetch"], lambda value: value)
+    clock[0] = 100.0
     one.begin("sft")
+    clock[0] = 160.0
     one.end("sft", "done")
     one.end("fetch", "reused")
     assert (one.steps["sft"]["awake_s"], one.steps["fetch"]["awake_s"]) == (60.0, None)
+    said = json.loads(one.path.read_text())
+    assert said["awake_s"] == 120.0 and said["started_at"] <= one.steps["sft"]["started_at"]
 
 
 def test_timeline_shows_an_agent_at_work_by_a_line_every_ten_seconds(tmp_path):
