@@ -330,6 +330,24 @@ def test_cost_of_a_forecast_is_that_of_all_nodes(settings, journal):
     assert found.spent_micro_usd == 2 * 1_000_000
 
 
+def test_rows_are_read_once_for_all_forecasts(settings, journal, monkeypatch):
+    """A row has a job of many kB, and the errors of hundreds of runs are shown at once."""
+    timings, read = Timings.for_journal(settings.state_file), []
+    for number in range(3):
+        op = finished_run(settings, journal, planned(settings), f"calm-ox-{number}")
+        lived_s = 100.0 * (number + 1)
+        journal.note(op, rate=36_000_000, sent_at=int(journal.op(op.token).ended_at - lived_s), lived_s=lived_s)
+        timings.save(replace(timings.get(op.token), micro_usd=(1, 2, 3)))
+    run_of = forecast_errors.run_rows.run_of
+    monkeypatch.setattr(forecast_errors.run_rows, "run_of", lambda op: read.append(op.run) or run_of(op))
+    found = forecast_errors.errors(journal, settings)
+    costs = {one.run: one.spent_micro_usd for one in found}
+    assert costs == {f"calm-ox-{number}": 1_000_000 * (number + 1) for number in range(3)}
+    assert sorted(read) == sorted(costs)
+    read.clear()
+    assert [one.run for one in forecast_errors.errors(journal, settings, "calm-ox-1")] == ["calm-ox-1"] == read
+
+
 def test_a_journal_without_records_is_understood(settings, journal):
     op = finished_run(settings, journal, planned(settings))
     timings = Timings.for_journal(settings.state_file)
