@@ -136,7 +136,7 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
                 rate(one.micro_usd_per_hour),
                 cents(one.quoted_micro_usd),
                 "?" if one.billed_micro_usd is None else cents(one.billed_micro_usd),
-                "" if one.ended_at else "still billing",
+                _doubt(one),
             )
         )
     print(render.clean(columns(rows, least=(2, 3, 1, 5))))
@@ -145,6 +145,13 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
     for name, amount in in_months.items():
         print(f"{name}: {in_usd(amount)}")
     print(f"total{f' in {month}' if month else ''}: {in_usd(sum(one.micro_usd for one in lines))}")
+
+
+def _doubt(one: PodCost) -> str:
+    """Return why the bill of a pod may grow."""
+    if not one.ended_at:
+        return "still billing"
+    return "" if one.is_final or one.billed_micro_usd is None else "bill not final"
 
 
 def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: list[str]) -> dict[str, Any]:

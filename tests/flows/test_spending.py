@@ -1,6 +1,7 @@
 """The bills of vendors in the journal: a report from before the end of a pod is not the bill of the pod."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from flows.reading import spending
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
+from scripts.market.cost import show_ledger
 from tests.world import ROOT
 
 HOUR, RATE = 3600, 2_000_000
@@ -77,7 +79,7 @@ def amounts(journal):
 
 
 @pytest.mark.parametrize("later", [None, SlipwayError("no answer")], ids=["deleted machine", "silent vendor"])
-def test_run_whose_vendor_reports_no_final_bill_costs_rate_times_time(journal, settings, vendor, later):
+def test_run_whose_vendor_reports_no_final_bill_costs_rate_times_time(journal, settings, vendor, later, capsys):
     begin(journal, 1)
     vendor.bill = 2_000_000
     assert ask(journal, settings).billed_micro_usd == 2_000_000
@@ -87,6 +89,8 @@ def test_run_whose_vendor_reports_no_final_bill_costs_rate_times_time(journal, s
     line = ask(journal, settings)
     assert (line.quoted_micro_usd, line.billed_micro_usd, line.is_final) == (20_000_000, 2_000_000, False)
     assert line.micro_usd == 20_000_000
+    show_ledger([line, replace(line, billed_at=line.ended_at)], {}, "")
+    assert [row.endswith("bill not final") for row in capsys.readouterr().out.splitlines()[1:3]] == [True, False]
 
 
 def test_unchanged_bill_is_recorded_again_after_the_end_and_at_the_end_of_the_corrections(journal, settings, vendor):

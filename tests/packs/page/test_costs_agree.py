@@ -104,6 +104,12 @@ def test_page_of_an_ended_run_shows_a_bill_and_a_timeline_that_come_later(settin
         assert (over()["cost_usd"], over()["limit_usd"]) == ("72.00", "80.00")  # of both nodes
         journal.record_cost("sw1-a", "vendor", 30 * 10**6)
         assert over()["cost_usd"] == "66.00"
+        journal.record_cost("sw1-b", "vendor", 10**6)
+        with journal.writing():
+            journal.execute("UPDATE spend SET at = ? WHERE token = 'sw1-b'", first + 60)
+        shown = page.money(PageContext(settings), ViewQuery({}))
+        assert (shown["sums"]["quoted_usd"], shown["sums"]["billed_usd"]) == ("36.00", "30.00")
+        assert {one["billed_usd"]: one["is_final"] for one in shown["pods"]} == {"30.00": True, "1.00": False}
         old = over()["parts"]
         log = RunHome.for_run(op.run, settings.homes).pod.log(TIMELINE)
         log.parent.mkdir(parents=True)

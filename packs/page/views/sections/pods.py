@@ -35,6 +35,7 @@ def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     found = context.cached(("spending",), lambda: CachedValue(lambda: _spent(context))).get()
     now, lines = time.time(), found.lines
     paid = [one for one in lines if one.quoted_micro_usd or one.billed_micro_usd]
+    final = [one for one in paid if one.is_final]  # A bill of a live pod lags behind price times time.
     vendors: dict[str, int] = {}
     for one in paid:
         vendors[one.provider] = vendors.get(one.provider, 0) + one.micro_usd
@@ -49,8 +50,8 @@ def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         "pods": [_line(one) for one in paid[::-1]],
         "sums": {
             "spent_usd": dollars(sum(one.micro_usd for one in paid)),
-            "quoted_usd": dollars(sum(one.quoted_micro_usd for one in paid if one.billed_micro_usd is not None)),
-            "billed_usd": dollars(sum(one.billed_micro_usd or 0 for one in paid)),
+            "quoted_usd": dollars(sum(one.quoted_micro_usd for one in final)),
+            "billed_usd": dollars(sum(one.billed_micro_usd or 0 for one in final)),
             "usd_per_hour": dollars(sum(view.micro_usd_per_hour for view in live)),
             "most_usd": None if None in most else dollars(sum(one or 0 for one in most)),
             "cap_usd": f"{cap:.2f}" if cap else None,
@@ -93,6 +94,7 @@ def _line(one: PodCost) -> dict[str, Any]:
         "usd_per_hour": dollars(one.micro_usd_per_hour),
         "quoted_usd": dollars(one.quoted_micro_usd),
         "billed_usd": None if one.billed_micro_usd is None else dollars(one.billed_micro_usd),
+        "is_final": one.is_final,
         "usd": dollars(one.micro_usd),
     }
 

@@ -57,7 +57,7 @@ export const cost = simple("Cost", "cost", (found) => {
   else {
     made.push(card("By day, USD", days(found.days)));
     made.push(h("div", { class: "charts" }, sum("By run", found.runs), sum("By vendor", found.vendors), sum("By month", found.months)));
-    const rows = found.pods.map((one) => [one.run, one.provider, h("code", {}, one.id || "?"), moment(one.began_at), duration(one.elapsed_s), usd(one.usd_per_hour), usd(one.quoted_usd), one.billed_usd === null ? "not yet" : usd(one.billed_usd), one.ended_at ? "" : h("b", { class: "running" }, "still billing")]);
+    const rows = found.pods.map((one) => [one.run, one.provider, h("code", {}, one.id || "?"), moment(one.began_at), duration(one.elapsed_s), usd(one.usd_per_hour), usd(one.quoted_usd), one.billed_usd === null ? "not yet" : one.is_final ? usd(one.billed_usd) : `${usd(one.billed_usd)} so far`, one.ended_at ? "" : h("b", { class: "running" }, "still billing")]);
     made.push(card("Pods", table(["run", "provider", "machine", "began", ["time", "number"], ["per hour", "number"], ["quoted", "number"], ["billed", "number"], "state"], rows, "Pods that have cost")));
     if (found.free) made.push(h("p", { class: "soft small" }, `${found.free} pods cost nothing, and are not shown.`));
   }
