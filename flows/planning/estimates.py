@@ -81,30 +81,29 @@ def _of_imitated(
     return estimate(EstimateRequest(machine=machine, steps=works_of(plan.job, plan.target, machine.name)), past)
 
 
-def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Settings) -> Estimate:
+def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Settings, text_bytes: int = 0) -> Estimate:
     """Return the estimate for phases of a recipe, without inputs, boot and set-up."""
-    works = tuple(work_of_phase(one, one.phase, machine.name) for one in phases)
+    works = tuple(work_of_phase(one, one.phase, machine.name, text_bytes) for one in phases)
     past = Timings.for_journal(settings.state_file).step_times()
     return estimate(EstimateRequest(machine=machine, steps=works), past)
 
 
 def works_of(job: Job, target: str, machine: str) -> tuple[StepWork, ...]:
     """Return the work of all steps of a job, with the facts for a time estimate."""
-    text_bytes = sum(map(_text_bytes, job.steps))
+    text_bytes = text_bytes_of(job.steps)
     return tuple(_work_of(step, target, machine, text_bytes) for step in job.steps)
 
 
-def _text_bytes(step: Step) -> int:
-    """Return the bytes of text that a step makes; 0 for another step, or if the size is unknown before the run."""
-    if step.words[-2:] != ("data", "text"):
-        return 0
+def text_bytes_of(steps: Iterable[Step]) -> int:
+    """Return the bytes of text that steps make; 0 without such a step, or if the size is unknown before the run."""
+    made = (one for one in steps if one.words[-2:] == ("data", "text"))
     with suppress(ConfigError):  # the journal may hold a job in an older settings format
-        return amounts.known_text_bytes(load(TextSpec, step.config["spec"], step.name))
+        return sum(amounts.known_text_bytes(load(TextSpec, one.config["spec"], one.name)) for one in made)
     return 0
 
 
-def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
-    """Return the work of a training phase."""
+def work_of_phase(phase: PhaseConfig, step: str, machine: str, text_bytes: int = 0) -> StepWork:
+    """Return the work of a training phase. text_bytes: size of the text of the plan; 0 = unknown."""
     params = phase.model.num_params
     return StepWork(
         step=step,
@@ -113,14 +112,14 @@ def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
         shape=amounts.shape(phase),
         size=float(params),
         amount=amounts.operations(phase),
-        fixed_s=amounts.PHASE_START_S + sum(seconds_beside_steps(phase, machine).values()),
+        fixed_s=amounts.PHASE_START_S + sum(seconds_beside_steps(phase, machine, text_bytes).values()),
         guess_s=None if phase.steps else amounts.constant_s((phase.phase,), params),
     )
 
 
-def seconds_beside_steps(phase: PhaseConfig, machine: str) -> dict[str, float]:
+def seconds_beside_steps(phase: PhaseConfig, machine: str, text_bytes: int) -> dict[str, float]:
     """Return the seconds of a training beside the steps on a kind of machine, by part of a bill; {} for CPUs."""
-    return amounts.seconds_beside_steps(phase, machine_with(machine.rpartition(" x ")[2], 1).flops_per_s)
+    return amounts.seconds_beside_steps(phase, machine_with(machine.rpartition(" x ")[2], 1).flops_per_s, text_bytes)
 
 
 def _work_of(step: Step, target: str, machine: str, text_bytes: int) -> StepWork:
@@ -132,7 +131,7 @@ def _work_of(step: Step, target: str, machine: str, text_bytes: int) -> StepWork
     except ConfigError:  # the journal may hold a job in an older settings format
         phase = None
     if phase is not None:
-        return replace(work_of_phase(phase, step.name, machine), kind=_kind(step.words[-1]))
+        return replace(work_of_phase(phase, step.name, machine, text_bytes), kind=_kind(step.words[-1]))
     read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
     is_model = step.words[-1] == "import" and "model" in step.config["spec"]
     params = load(ImportSpec, step.config["spec"], step.name).model.num_params if is_model else 0
@@ -244,7 +243,7 @@ def notes_of_text(source: str, plan: Plan) -> tuple[str, ...]:
         for one, times in passes
         if times > MOST_PASSES and one.steps * amounts.tokens_of_step(one) > LONG_TOKENS
     ]
-    made_bytes, read = sum(map(_text_bytes, steps)), max((times for _, times in passes), default=0.0)
+    made_bytes, read = text_bytes_of(steps), max((times for _, times in passes), default=0.0)
     if made_bytes > LONG_TEXT_BYTES and 0 < read < ENOUGH_PASSES / 4:
         rows = math.ceil(read / ENOUGH_PASSES * made_bytes / amounts.DOCUMENT_BYTES / 1000) * 1000
         whole = FINEWEB if source == "fineweb" else source

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from data.config import TextSpec
 from flows.planning import estimates
 from flows.planning.training_plan import PlannedWork, init_named
 from flows.runs import work_kinds
@@ -31,6 +32,7 @@ from infra.selection.preflight import forecast, machine_with
 from infra.settings import Settings
 from trainer import plan as planning
 from trainer.config import PhaseConfig
+from trainer.plan.estimates import known_text_bytes
 from trainer.recipes import PROFILES, PUBLISHED
 from trainer.records.phase_registry import PHASES
 
@@ -46,6 +48,8 @@ class NamedWork:
     phases: tuple[PhaseConfig, ...]
     machine: MachineSpec = MachineSpec()
     """Machine requested with the phases."""
+    text_bytes: int = 0
+    """Size of the text of the phases; 0 = unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,9 @@ def work_named(
     what = other.words if other else f"phase {spec.phase}"
     model = f"{max(one.model.num_params for one in found) / 1e6:,.0f}M parameters"
     length = ", ".join(f"{one.phase} {one.steps:,} steps" for one in found if one.steps)
-    return NamedWork(words=f"{what} of {settings.profile} ({model}; {length})", phases=found, machine=machine)
+    text_bytes = sum(known_text_bytes(one.spec) for one in nodes.values() if isinstance(one.spec, TextSpec))
+    words = f"{what} of {settings.profile} ({model}; {length})"
+    return NamedWork(words=words, phases=found, machine=machine, text_bytes=text_bytes)
 
 
 def _is_of_its_shape(init: str, profile: str) -> bool:
@@ -127,10 +133,12 @@ def quote(
     settings: Settings,
     nodes: int = 1,
     spot: bool = False,
+    text_bytes: int = 0,
 ) -> Quote:
     """Return the quote for phases, or for a number of seconds, on machines of a GPU kind among the offers.
 
-    The time is an estimate for the cheapest machine. Raise UsageError for a GPU kind without a known speed.
+    The time is an estimate for the cheapest machine. text_bytes: size of the text of the phases; 0 = unknown. Raise
+    UsageError for a GPU kind without a known speed.
     """
     request = Request(run="new", gpu=kind, num_gpus=num_gpus, spot=spot)
     fitting = satisfying(request, offered)
@@ -140,7 +148,7 @@ def quote(
         seconds = (work, work, work)
     else:
         machine = machine_with(first.gpu if first else kind, num_gpus, nodes)
-        found, setup_s = estimates.of_phases(work, machine, settings), SETUP_S
+        found, setup_s = estimates.of_phases(work, machine, settings, text_bytes), SETUP_S
         if not found.steps:
             raise UsageError(
                 f"the speed of {kind} is not known; give --hours; GPUs with a known speed: {', '.join(gpus.TFLOPS)}"

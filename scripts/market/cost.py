@@ -188,11 +188,11 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         raise UsageError("--num-gpus and --hours must be more than 0")
     context.set_environment(variables)
     settings = context.settings(profile=wanted.profile)
-    what, machine = "work", MachineSpec()
+    what, machine, text_bytes = "work", MachineSpec(), 0
     work: float | tuple[PhaseConfig, ...] = 3600 * (wanted.hours or 0.0)
     if wanted.phase or any(map(nondefault_flags, wanted.added)) or not work:
         named = quotes.work_named(wanted.phase, wanted, settings, wanted.steps, tokens)
-        what, machine = named.words, named.machine
+        what, machine, text_bytes = named.words, named.machine, named.text_bytes
         work = work or named.phases
     if wanted.gpu or wanted.num_gpus:  # as in a launch, any typed GPU flag discards the whole machine of the job
         machine = MachineSpec()
@@ -204,7 +204,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         with terminal.show_while("asking for offers"):
             seen = quotes.offers_of(kinds, settings, wanted.provider, wanted.use_spot)
     found = [
-        quotes.quote(work, kind, count, seen.offers, settings, spot=wanted.use_spot and not price)
+        quotes.quote(work, kind, count, seen.offers, settings, 1, wanted.use_spot and not price, text_bytes)
         for kind, count in kinds
     ]
     if as_json:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from data.config import TextSpec
+from flows.planning.training_plan import source_of
 from flows.reading import quotes
 from flows.reading.quotes import Quote
 from flows.specs.work import phase_changes
@@ -26,6 +28,7 @@ from trainer.memory import USABLE
 from trainer.parallel import fitting
 from trainer.parallel.fitting import Fit
 from trainer.plan import profile_named
+from trainer.plan.estimates import known_text_bytes
 
 GB = 10**9
 MOST_NAMED = 6  # kinds of GPU in a sentence
@@ -65,8 +68,11 @@ def fit(spec: FitFlags) -> None:
     spec = replace(spec, num_gpus=number_of(spec.gpu, spec.num_gpus))
     found = {kind.name: fitting.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
     seen = offers_of(kinds, spec.num_gpus, settings)
+    text_bytes = known_text_bytes(TextSpec(source=source_of(settings)))
     said = {
-        kind.name: quotes.quote([config], kind.name, spec.num_gpus, seen.offers, settings, spec.nodes)
+        kind.name: quotes.quote(
+            [config], kind.name, spec.num_gpus, seen.offers, settings, spec.nodes, text_bytes=text_bytes
+        )
         for kind in kinds
         if found[kind.name].fits and gpus.tflops(kind.name)
     }

@@ -141,7 +141,7 @@ def test_the_length_of_work_is_given_in_steps_or_tokens(settings, words, said):
 def test_foreign_conversations_count_as_full_rows(settings):
     sft = profile_named("d20").phases["sft"]
     machine = machine_with("H100", 8)
-    beside_s = PHASE_START_S + sum(estimates.seconds_beside_steps(sft, machine.name).values())
+    beside_s = PHASE_START_S + sum(estimates.seconds_beside_steps(sft, machine.name, 0).values())
     ours, theirs = (
         of_phases([replace(sft, mixture=one)], machine, settings).range_s[1] - beside_s
         for one in (sft.mixture, {"hf://user/talk": 1.0})
@@ -166,10 +166,34 @@ def test_foreign_conversations_count_as_full_rows(settings):
 )
 def test_a_training_on_gpus_takes_time_beside_the_steps(profile, phase, machine, expected):
     config = profile_named(profile).phases[phase]
-    found = estimates.seconds_beside_steps(config, machine)
+    found = estimates.seconds_beside_steps(config, machine, 0)
     assert found == pytest.approx(expected, abs=1)
     work = estimates.work_of_phase(config, phase, machine)
     assert work.fixed_s == pytest.approx(PHASE_START_S + sum(found.values()))
+
+
+@pytest.mark.parametrize(
+    ("source", "profile", "phase", "seconds"),
+    [
+        pytest.param("", "speedrun", "base", 225 + 34, marks=pytest.mark.pack("speedrun")),
+        ("", "d20", "base", 10 + 5),
+        ("hf://somebody/data:train[:12000000]", "d20", "base", 164 + 34),
+    ],
+)
+def test_the_evaluation_is_as_long_as_the_held_out_text(settings, source, profile, phase, seconds):
+    own = with_source(rehearsed(settings), source)
+    offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=8, micro_usd_per_hour=1)
+    for steps in (100, 10_000):
+        plan = planned(own, offer, profile=profile, phase=phase, steps=steps)
+        machine, text_bytes = plan.imitated.machine.name, estimates.text_bytes_of(plan.job.steps)
+        config = next(one for one in estimates.phases_of(plan.job.steps) if one.phase == phase)
+        found = estimates.seconds_beside_steps(config, machine, text_bytes)
+        assert found["evaluation"] == pytest.approx(seconds, abs=2)
+        work = next(one for one in estimates.works_of(plan.job, "", machine) if one.step == phase)
+        assert work.fixed_s == pytest.approx(PHASE_START_S + sum(found.values()))
+        named = quotes.work_named(phase, Typed(), replace(own, profile=profile), steps)
+        assert named.text_bytes == text_bytes
+        assert of_phases(named.phases, plan.imitated.machine, own, text_bytes).steps[0] in plan.imitated.steps
 
 
 def test_an_estimate_covers_all_steps_or_no_step():

@@ -94,14 +94,16 @@ def operations(config: PhaseConfig) -> float:
     return per_token * config.steps * tokens_of_step(config) / (FLOAT8_GAIN if config.dtype == "float8" else 1.0)
 
 
-def seconds_beside_steps(config: PhaseConfig, flops_per_s: float | None) -> dict[str, float]:
+def seconds_beside_steps(config: PhaseConfig, flops_per_s: float | None, text_bytes: int = 0) -> dict[str, float]:
     """Return the seconds of a training beside the steps on GPUs, by part of a bill.
 
-    flops_per_s: useful speed of one GPU; None = CPUs, whose speed in the table includes these parts.
+    flops_per_s: useful speed of one GPU; None = CPUs, whose speed in the table includes these parts. text_bytes: size
+    of the text of the plan; 0 = unknown, about the text that the steps read.
     """
     if not flops_per_s or not config.steps:
         return {}
-    tokens = min(HELDOUT_TOKENS, TextSpec.val_ratio * config.steps * tokens_of_step(config)) * config.reads_text
+    text_tokens = text_bytes / TOKEN_CHARS or config.steps * tokens_of_step(config)
+    tokens = min(HELDOUT_TOKENS, TextSpec.val_ratio * text_tokens) * config.reads_text
     passes = EAGER * tokens * config.model.flops_per_token(config.sequence_len) / 3  # forward only, on the first GPU
     return {
         "compile": COMPILE_S * config.should_compile("cuda"),

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.planning.estimates import phases_of, seconds_beside_steps
+from flows.planning.estimates import phases_of, seconds_beside_steps, text_bytes_of
 from infra.ledger.journal import Journal
 from infra.ledger.op import PLANNED
 from infra.market.step_times import AROUND, GUESS, SETUP_S, words
@@ -32,7 +32,6 @@ from packs.bill.control.pod_time import (
     WAIT,
 )
 from packs.bill.control.sources import bill_of_run, program_part
-from trainer.config import PhaseConfig
 
 START = (WAIT, BOOT, CHECKS, SYNC, ENVIRONMENT)
 MOST_BILLS = 5  # newest runs at the vendor
@@ -65,9 +64,11 @@ def parts_of_plan(plan: Plan, offer: Offer, settings: Settings, bills: Sequence[
     start_s, why = _start_of(plan, settings)
     rows = [*_start(start_s, why, bills), *_data(made)]
     phases = {step.name: phase for step in plan.job.steps for phase in phases_of([step])}
+    text_bytes = text_bytes_of(plan.job.steps)
     for one in steps:
         if one.step in phases:
-            rows += _training(one, phases[one.step], found.machine.name)
+            beside = seconds_beside_steps(phases[one.step], found.machine.name, text_bytes)
+            rows += _training(one, beside if one.source == GUESS else {})
         elif one not in made:
             rows.append((_part(programs.get(one.step)), one.step, one.seconds, words([one])))
     rate = offer.micro_usd_per_hour * plan.request.nodes / 3600
@@ -89,9 +90,8 @@ def _part(program: str | None) -> str:
     return EVALUATION if program == EVALUATION else STEPS
 
 
-def _training(one: Expected, phase: PhaseConfig, machine: str) -> Iterator[tuple[str, str, float, str]]:
+def _training(one: Expected, beside: Mapping[str, float]) -> Iterator[tuple[str, str, float, str]]:
     """Yield the parts of a training. A measured time is a single part, because a measurement has no parts."""
-    beside = seconds_beside_steps(phase, machine) if one.source == GUESS else {}
     shown = {part: seconds for part, seconds in beside.items() if seconds >= LEAST_S}
     for part in (COMPILE, STEPS, SAVES, EVALUATION):
         seconds = one.seconds - sum(shown.values()) if part == STEPS else shown.get(part)

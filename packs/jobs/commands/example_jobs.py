@@ -85,6 +85,6 @@ def estimate(name: str, given: tuple[str, ...]) -> JobEstimate:
     named = quotes.work_named("", wanted, settings)
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     gpu, number = named.machine.gpu, named.machine.num_gpus
-    found = quotes.quote(named.phases, gpu, number, offers, settings)
+    found = quotes.quote(named.phases, gpu, number, offers, settings, text_bytes=named.text_bytes)
     usd = None if found.micro_usd is None else found.micro_usd[1] / 1e6
     return JobEstimate(f"{number} {found.offer.gpu if found.offer else gpu}", found.seconds[1] / 3600, usd)

@@ -41,6 +41,7 @@ from scripts.data.tokenizer_train import check_size
 from store.artifacts.artifacts import Store
 from trainer import plan as planning
 from trainer.config import Profile
+from trainer.plan.estimates import known_text_bytes
 
 LONG_S = 86_400.0
 
@@ -146,7 +147,8 @@ def announce(settings: Settings, ours: PipelineSettings, space: Workspace, recip
 
 
 def estimate_of(recipe: Profile, settings: Settings) -> Estimate:
-    return estimates.of_phases([recipe.phases["base"]], estimates.this_machine(1), settings)
+    text_bytes = known_text_bytes(TextSpec(source=settings.source))
+    return estimates.of_phases([recipe.phases["base"]], estimates.this_machine(1), settings, text_bytes)
 
 
 def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:

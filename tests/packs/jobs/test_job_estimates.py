@@ -51,7 +51,9 @@ def test_one_job_has_the_same_estimate_in_plan_cost_fit_and_page(settings, capsy
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     own = replace(settings, given={"STAGE": "2"})
     told = quotes.work_named("", typed_flags(stage="2"), own)
-    cost = quotes.quote(told.phases, told.machine.gpu, told.machine.num_gpus, offers, settings)
+    cost = quotes.quote(
+        told.phases, told.machine.gpu, told.machine.num_gpus, offers, settings, text_bytes=told.text_bytes
+    )
     page = example_jobs.estimate("train.yaml", ("STAGE=2",))
     assert page.hours == pytest.approx(cost.seconds[1] / 3600) and page.usd == pytest.approx(cost.micro_usd[1] / 1e6)
     plan = planned(rehearsed(settings), cost.offer, profile="qwen3_4b", phase="bits2")

@@ -98,7 +98,7 @@ def test_fit_shows_each_gpu_and_one_gpu_in_detail(capsys):
         "prices without a current offer" in shown.err
         and "cheapest GPU with enough memory: RTX4090 at lium" in shown.err
     )
-    assert rows["H100-SXM"][8:] == ["2.69", "85", "h", "03", "min", "229.01"] and rows["RTXPRO4500"][-3:] == ["?"] * 3
+    assert rows["H100-SXM"][8:] == ["2.69", "84", "h", "57", "min", "228.77"] and rows["RTXPRO4500"][-3:] == ["?"] * 3
     fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=False))
     shown = capsys.readouterr()
     assert {"weights", "gradients", "optimizer", "activations", "logits", "framework", "together"} <= {
