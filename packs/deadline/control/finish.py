@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from flows.planning.estimates import phases_of
+from flows.planning.estimates import phases_of, seconds_beside_steps, text_bytes_of
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import PhaseFlags
 from infra.agent.limits import FINISH_BY, hard_limit_s
@@ -82,8 +82,14 @@ def with_later_work(plan: Plan, finish_by: str, finish_within: str, offer: Offer
     """
     if plan.job is None:
         return plan
-    phases = [one for one in phases_of(plan.job.steps) if one.trains]
-    later = {one.phase: _relative(phases[place + 1 :], one) for place, one in enumerate(phases)}
+    machine, text_bytes = plan.estimate.machine.name if plan.estimate else "", text_bytes_of(plan.job.steps)
+    phases = phases_of(plan.job.steps)
+    ends = [_end_s(one, machine, text_bytes) for one in phases]
+    later = {
+        one.phase: (*_relative(phases[place + 1 :], one), ends[place], sum(ends[place + 1 :]))
+        for place, one in enumerate(phases)
+        if one.trains
+    }
     by = [f"by {read_time(finish_by):%Y-%m-%d %H:%M}"] if finish_by else []
     by += [f"within {finish_within.lstrip('$')} USD"] if finish_within else []
     note = (
@@ -107,8 +113,15 @@ def with_later_work(plan: Plan, finish_by: str, finish_within: str, offer: Offer
     return replace(plan, job=job, notes=(*plan.notes, *notes))
 
 
-def _relative(phases: list[PhaseConfig], one: PhaseConfig) -> tuple[float, float, int]:
+def _end_s(phase: PhaseConfig, machine: str, text_bytes: int) -> float:
+    """Return the seconds of a phase after the last step, as in the forecast of the plan."""
+    beside = seconds_beside_steps(phase, machine, text_bytes)
+    return beside.get("saves", 0.0) + beside.get("evaluation", 0.0)
+
+
+def _relative(later: list[PhaseConfig], one: PhaseConfig) -> tuple[float, float, int]:
     """Return the operations of changing and of fixed phases, relative to `one`, and the number of phases."""
+    phases = [other for other in later if other.trains]
     changing = sum(operations(other) for other in phases if other.schedule.end == LIMIT)
     fixed = sum(map(operations, phases)) - changing
     return changing / operations(one), fixed / operations(one), len(phases)

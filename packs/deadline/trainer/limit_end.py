@@ -28,7 +28,8 @@ WINDOW = 200  # newest steps that give the pace
 MARGIN = 0.02  # share of the remaining time kept free for slower steps
 MORE = 0.05  # least growth of the number of steps, relative to the remaining steps
 # Time kept free for the last evaluation and the publication: TAIL_S, plus the share TAIL of the time of all planned
-# steps, plus the time to write the parameters. The guard keeps more time free for uploads.
+# steps, plus the time to write the parameters; or TAIL_S plus the seconds that the plan expects, if these are more. The
+# guard keeps more time free for uploads.
 TAIL_S, TAIL, BYTES_PER_PARAM, BYTES_PER_S = 4.0, 0.02, 6, 100e6
 MOST_TAIL = 0.1  # largest tail beside TAIL_S, relative to the time of this phase
 
@@ -61,7 +62,10 @@ class LimitEnd(ScheduleEnd):
         path = os.environ.get(REPORT)
         self.time_left = TimeLeft(Path(path)) if path else None
         later = json.loads(os.environ.get(VARIABLE, "{}"))
-        self.rest: tuple[float, float, int] = later.get(config.phase, (0.0, 0.0, 0))
+        changing, fixed, phases, *ends = later.get(config.phase, (0.0, 0.0, 0))
+        self.rest: tuple[float, float, int] = (changing, fixed, phases)
+        # The job of an older journal has no seconds.
+        self.end_s, self.later_end_s = ends or (0.0, 0.0)
         self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self.end_at: float | None = None
         self.began = boot_clock_s()
@@ -84,12 +88,12 @@ class LimitEnd(ScheduleEnd):
             changing, fixed, phases = self.rest
             own_s, later_s = pace_s * (planned - step), changing * pace_s * planned
             start_s = TAIL_S + began - self.began  # of each later phase, as of this phase
-            kept_s = fixed * pace_s * planned + phases * start_s
-            self.end_at = now + (left_s - kept_s) * own_s / (own_s + later_s)
+            kept_s = fixed * pace_s * planned + phases * start_s + self.end_s + self.later_end_s
+            self.end_at = now + (left_s - kept_s) * own_s / (own_s + later_s) + self.end_s
         published_s = BYTES_PER_PARAM * self.config.model.num_params / BYTES_PER_S
-        # A limit far below the planned time must leave time for steps.
+        # A limit far below the planned time must leave time for steps. The evaluation is as long after few steps.
         most_s = MOST_TAIL * max(0.0, self.end_at - self.began)
-        tail_s = TAIL_S + min(TAIL * pace_s * planned + published_s, most_s)
+        tail_s = TAIL_S + max(self.end_s, min(TAIL * pace_s * planned + published_s, most_s))
         room_s = self.end_at - now - tail_s
         fitting = step + math.floor(room_s * (1 - MARGIN) / pace_s)
         fitting = min(planned, max(step + 1, fitting))

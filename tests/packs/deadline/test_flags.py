@@ -140,6 +140,20 @@ def test_run_of_a_sweep_cannot_have_the_flags():
         read("a.yaml", {"each": {"phase": "base", "finish_within": "15"}, "seeds": [1, 2]}, "a")
 
 
+def test_job_on_gpus_has_the_seconds_after_the_last_step_of_each_phase(tmp_path):
+    environ = {"SLIPWAY_STORE": f"{tmp_path}/store", "SLIPWAY_STATE_FILE": f"{tmp_path}/state/journal.db"}
+    settings = Settings.load(ROOT, environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20})
+    settings = replace(settings, profile="d20")
+    work = PlannedWork.from_spec(replace(spec_of(finish_by="2040-01-01 16:00"), phase="base+sft"), settings)
+    request, vendor = Request(run="new", gpu="H100", num_gpus=8), registry.provider(settings, "runpod")
+    offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=8, micro_usd_per_hour=10_000_000)
+    plan = plan_for(work, settings, request, vendor, Limits(), offer)
+    seconds = {phase: one[3:] for phase, one in json.loads(plan.job.environ[VARIABLE]).items()}
+    base_s, mid_s, sft_s = 22 + 15, 22, 22  # saves; evaluation of the held-out docstrings
+    expected = {"base": [base_s, mid_s + sft_s], "mid": [mid_s, sft_s], "sft": [sft_s, 0]}
+    assert seconds == {phase: pytest.approx(one, abs=1) for phase, one in expected.items()}
+
+
 def test_only_the_end_of_the_schedule_changes_and_the_fingerprint_with_it():
     plain = tiny()
     found = ending_at_limit(FinishFlags(finish_within="15"), plain)
@@ -188,7 +202,7 @@ def test_plan_of_a_launch_has_the_limit_the_later_work_and_a_note(tmp_path):
     later = json.loads(plan.job.environ[VARIABLE])
     assert float(plan.job.environ[FINISH_BY]) == read_time("23:59").timestamp()
     assert [*later] == ["base", "mid", "sft"] and later["base"][1] > 0 == later["mid"][1]
-    assert (later["base"][2], later["sft"]) == (2, [0, 0, 0])
+    assert (later["base"][2], later["sft"]) == (2, [0, 0, 0, 0, 0])
     assert any("to finish by" in note for note in plan.notes)
     ends = {
         one.name: one.config["spec"]["schedule"]["end"]

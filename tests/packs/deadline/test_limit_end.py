@@ -112,6 +112,21 @@ def test_publication_of_a_large_model_has_time(monkeypatch, tmp_path):
     assert large.model.num_params > 1e9 and ends[0] - ends[1] > 30
 
 
+@pytest.mark.parametrize(
+    ("left_s", "rest", "free_s"),
+    [
+        (900.0, (0.0, 0.0, 0, 314.0, 0.0), 314),
+        (400.0, (0.0, 0.0, 0, 314.0, 0.0), 314),  # more than a tenth of the time
+        (900.0, (0.0, 0.0, 0, 5.0, 0.0), 20),  # less than the usual share
+        (900.0, (0.0, 0.0, 1, 0.0, 55.0), 20 + 55),
+        (1800.0, (1.0, 0.0, 1, 300.0, 55.0), 300 + 55 + 700),  # later steps have as much time as own steps
+    ],
+)
+def test_the_expected_evaluation_and_saves_have_time(monkeypatch, tmp_path, left_s, rest, free_s):
+    _, took_s, _ = ran(ending(monkeypatch, tmp_path, left_s, rest), lambda step: 1.0)
+    assert free_s < left_s - took_s < free_s + 0.05 * left_s
+
+
 @pytest.mark.parametrize(("steps", "left_s"), [(40, 30.0), (30, 20.0), (12, 10.0)])
 def test_short_phase_fits_its_limit_too(monkeypatch, tmp_path, steps, left_s):
     config = config_of(steps)
