@@ -104,7 +104,7 @@ def text_bytes_of(steps: Iterable[Step]) -> int:
 
 def work_of_phase(phase: PhaseConfig, step: str, machine: str, text_bytes: int = 0) -> StepWork:
     """Return the work of a training phase. text_bytes: size of the text of the plan; 0 = unknown."""
-    params = phase.model.num_params
+    params, beside_s = phase.model.num_params, sum(seconds_beside_steps(phase, machine, text_bytes).values())
     return StepWork(
         step=step,
         kind=_kind(phase.phase),
@@ -112,8 +112,8 @@ def work_of_phase(phase: PhaseConfig, step: str, machine: str, text_bytes: int =
         shape=amounts.shape(phase),
         size=float(params),
         amount=amounts.operations(phase),
-        fixed_s=amounts.PHASE_START_S + sum(seconds_beside_steps(phase, machine, text_bytes).values()),
-        guess_s=None if phase.steps else amounts.constant_s((phase.phase,), params),
+        fixed_s=amounts.PHASE_START_S + beside_s,
+        guess_s=None if phase.steps else amounts.constant_s((phase.phase,), params) + beside_s,
     )
 
 

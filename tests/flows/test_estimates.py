@@ -23,7 +23,7 @@ from infra.settings import Settings
 from scripts.cli.plan_text import plan_json, time_lines
 from tests.world import ROOT
 from trainer.plan import profile_named
-from trainer.plan.estimates import PHASE_START_S
+from trainer.plan.estimates import PHASE_START_S, constant_s
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES
 
@@ -160,6 +160,13 @@ def test_foreign_conversations_count_as_full_rows(settings):
         ("d20", "base", "1 x L4", {"compile": 60, "saves": 22, "evaluation": 1341 + 34}),
         ("d20", "sft", "8 x H100", {"compile": 0, "saves": 22, "evaluation": 0}),
         ("tiny", "base", "8 x H100", {"compile": 0, "saves": 0, "evaluation": 0}),
+        *(
+            pytest.param(
+                *("qwen3_4b", phase, "1 x H100-SXM", {"compile": compile_s, "saves": saves_s, "evaluation": 1213}),
+                marks=pytest.mark.pack("bits"),
+            )
+            for phase, compile_s, saves_s in (("bits1", 0, 0), ("bits2", 60, 161))
+        ),
         ("d20", "base", "2 x AMD EPYC 9B14", {}),
         ("d20", "base", "8 x TPU-9", {}),
     ],
@@ -170,6 +177,9 @@ def test_a_training_on_gpus_takes_time_beside_the_steps(profile, phase, machine,
     assert found == pytest.approx(expected, abs=1)
     work = estimates.work_of_phase(config, phase, machine)
     assert work.fixed_s == pytest.approx(PHASE_START_S + sum(found.values()))
+    if not config.steps:
+        guess_s = constant_s((phase,), config.model.num_params) + sum(found.values())
+        assert work.guess_s == pytest.approx(guess_s) and guess_s > 1213
 
 
 @pytest.mark.parametrize(

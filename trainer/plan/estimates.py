@@ -95,19 +95,19 @@ def operations(config: PhaseConfig) -> float:
 
 
 def seconds_beside_steps(config: PhaseConfig, flops_per_s: float | None, text_bytes: int = 0) -> dict[str, float]:
-    """Return the seconds of a training beside the steps on GPUs, by part of a bill.
+    """Return the seconds of a phase beside the steps on GPUs, by part of a bill; a conversion only has an evaluation.
 
     flops_per_s: useful speed of one GPU; None = CPUs, whose speed in the table includes these parts. text_bytes: size
-    of the text of the plan; 0 = unknown, about the text that the steps read.
+    of the text of the plan; 0 = unknown, about the text that the steps read, if any.
     """
-    if not flops_per_s or not config.steps:
+    if not flops_per_s:
         return {}
-    text_tokens = text_bytes / TOKEN_CHARS or config.steps * tokens_of_step(config)
-    tokens = min(HELDOUT_TOKENS, TextSpec.val_ratio * text_tokens) * config.reads_text
+    text_bytes = text_bytes or round(TOKEN_CHARS * config.steps * tokens_of_step(config)) or UNKNOWN_BYTES
+    tokens = min(HELDOUT_TOKENS, TextSpec.val_ratio * text_bytes / TOKEN_CHARS) * config.reads_text
     passes = EAGER * tokens * config.model.flops_per_token(config.sequence_len) / 3  # forward only, on the first GPU
     return {
-        "compile": COMPILE_S * config.should_compile("cuda"),
-        "saves": STATE_BYTES * config.num_learning / SAVE_BYTES_PER_S,
+        "compile": COMPILE_S * config.should_compile("cuda") * config.trains,
+        "saves": STATE_BYTES * config.num_learning / SAVE_BYTES_PER_S * config.trains,
         "evaluation": passes / flops_per_s + min(HELDOUT_BYTES, TOKEN_CHARS * tokens) / XZ_BYTES_PER_S,
     }
 
