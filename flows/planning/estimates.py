@@ -236,14 +236,16 @@ def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
 def notes_of_text(source: str, plan: Plan) -> tuple[str, ...]:
     """Return a note for each long phase that reads the same text often, and for a long text that is hardly read."""
     steps = plan.job.steps if plan.job else ()
-    passes = [(one, amounts.passes_over(TextSpec(source=source), one)) for one in phases_of(steps)]
+    made_bytes, reading = text_bytes_of(steps), [one for one in phases_of(steps) if one.reads_text]
+    text_bytes = made_bytes or (amounts.known_text_bytes(TextSpec(source=source)) if reading else 0)
+    passes = [(one, amounts.passes_over(text_bytes, one)) for one in reading]
     found = [
         f"{one.phase} reads the text about {times:.0f} times; after {MOST_PASSES} times, a model learns little from "
         f"the same text{'' if source == 'fineweb' else '. To name more text: --source fineweb'}"
         for one, times in passes
         if times > MOST_PASSES and one.steps * amounts.tokens_of_step(one) > LONG_TOKENS
     ]
-    made_bytes, read = text_bytes_of(steps), max((times for _, times in passes), default=0.0)
+    read = max((times for _, times in passes), default=0.0)
     if made_bytes > LONG_TEXT_BYTES and 0 < read < ENOUGH_PASSES / 4:
         rows = math.ceil(read / ENOUGH_PASSES * made_bytes / amounts.DOCUMENT_BYTES / 1000) * 1000
         whole = FINEWEB if source == "fineweb" else source

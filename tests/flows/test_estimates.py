@@ -279,6 +279,19 @@ def test_a_plan_names_a_smaller_part_of_a_large_text_that_is_hardly_read(setting
     assert len(found) == bool(said) and all(one.endswith(said) for one in found)
 
 
+@pytest.mark.parametrize(
+    ("phase", "made", "looks"), [("base+sft", True, 1), ("base+sft", False, 1), ("sft", False, 0), ("all", True, 1)]
+)
+def test_the_notes_size_the_text_once_and_only_for_a_phase_that_reads_text(settings, monkeypatch, phase, made, looks):
+    plan = planned(rehearsed(settings), None, profile="tiny", phase="all")
+    named = {*PHASES} if phase == "all" else {*phase.split("+")}
+    steps = [one for one in plan.job.steps if one.name in named or made and one.name == "text"]
+    found = []
+    monkeypatch.setattr(estimates.amounts, "known_text_bytes", lambda spec: found.append(spec.source) or 5)
+    notes = estimates.notes_of_text("pydocs", replace(plan, job=replace(plan.job, steps=tuple(steps))))
+    assert len(found) == looks and len(steps) > made and notes == ()
+
+
 @pytest.mark.parametrize(("source", "ending"), [("", ". To name more text: --source fineweb"), ("fineweb", "")])
 def test_a_warning_of_little_text_does_not_name_the_same_source(settings, source, ending):
     plan = planned(with_source(rehearsed(settings), source), None, profile="d20", phase="base", steps=1_000_000)

@@ -97,8 +97,7 @@ def operations(config: PhaseConfig) -> float:
 def seconds_beside_steps(config: PhaseConfig, flops_per_s: float | None, text_bytes: int = 0) -> dict[str, float]:
     """Return the seconds of a phase beside the steps on GPUs, by part of a bill; a conversion only has an evaluation.
 
-    flops_per_s: useful speed of one GPU; None = CPUs, whose speed in the table includes these parts. text_bytes: size
-    of the text of the plan; 0 = unknown, about the text that the steps read, if any.
+    flops_per_s: useful speed of one GPU; None = CPUs, whose speed includes these parts. text_bytes: as of `constant_s`.
     """
     if not flops_per_s:
         return {}
@@ -156,9 +155,9 @@ NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes instead of t
 IMPORT_COPIES = 2  # float32 copies: the download and the converted model
 
 
-def passes_over(text: TextSpec, phase: PhaseConfig) -> float:
-    """Return how many times a phase reads the text; 0 if the size of the text is unknown before the run."""
-    tokens = known_text_bytes(text) * (1 - text.val_ratio) / TOKEN_CHARS
+def passes_over(text_bytes: int, phase: PhaseConfig) -> float:
+    """Return how many times a phase reads a text of `text_bytes` bytes; 0 if the size is 0, unknown."""
+    tokens = text_bytes * (1 - TextSpec.val_ratio) / TOKEN_CHARS
     return phase.steps * tokens_of_step(phase) / tokens if phase.reads_text and tokens else 0.0
 
 
