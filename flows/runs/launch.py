@@ -198,10 +198,8 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
             found = with_chosen_machine(found, fit.choose_kinds(resolved.request, taker), settings)
             return _kept(with_run_limits(found, taker.quote(found.plan, tell), journal, settings))
         name = partial(run_name, plan, resolved, journal, settings) if resolved.spec.wait else None
-        need = plan.request.work_disk_bytes
-        requests = [
-            fit.vendor_request(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)
-        ]
+        need, asked = plan.request.work_disk_bytes, (resolved.request, *resolved.others)
+        requests = [fit.vendor_request(replace(one, work_disk_bytes=need)) for one in asked]
         had = shared_resources.find_launch_offers(
             candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow
         )
@@ -262,8 +260,7 @@ def with_run_limits(found: Launch, offers: Sequence[Offer], journal: Journal, se
     from flows.limits.run_limits import run_limits  # imported here, because work on this machine has no such limits
 
     own = run_limits(plan, offers, interrupted_pod(plan, resolved, journal, settings), journal, settings)
-    notes = (*plan.notes, *filter(None, [own.words]))
-    plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=notes)
+    plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=(*plan.notes, *filter(None, [own.words])))
     asked = resolved.asked.with_spend_limit(own.spend_micro_usd)
     return replace(found, plan=plan, resolved=replace(resolved, limits=own.limits, asked=asked))
 
@@ -382,9 +379,8 @@ def last_on(plan: Plan, journal: Journal) -> Op | None:
 def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> str:
     """Return the name of the run: the requested name, the name of an interrupted run, or a new name."""
     before = interrupted_pod(plan, resolved, journal, settings)
-    if before and not resolved.asked.name:
-        return before.run
-    return resolved.asked.name or shared_resources.new_name(journal, resolved.work.name_prefix)
+    named = before.run if before else resolved.asked.name
+    return named or shared_resources.new_name(journal, resolved.work.name_prefix)
 
 
 def interrupted_pod(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
