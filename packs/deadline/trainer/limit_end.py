@@ -65,7 +65,7 @@ class LimitEnd(ScheduleEnd):
         changing, fixed, phases, *ends = later.get(config.phase, (0.0, 0.0, 0))
         self.rest: tuple[float, float, int] = (changing, fixed, phases)
         # The job of an older journal has no seconds.
-        self.end_s, self.later_end_s = ends or (0.0, 0.0)
+        self.end_s, self.later_end_s = map(float, ends or (0.0, 0.0))
         self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self.end_at: float | None = None
         self.began = boot_clock_s()
