@@ -62,10 +62,9 @@ class LimitEnd(ScheduleEnd):
         path = os.environ.get(REPORT)
         self.time_left = TimeLeft(Path(path)) if path else None
         later = json.loads(os.environ.get(VARIABLE, "{}"))
-        changing, fixed, phases, *ends = later.get(config.phase, (0.0, 0.0, 0))
+        changing, fixed, phases, end_s, later_end_s = later.get(config.phase, (0.0, 0.0, 0, 0.0, 0.0))
         self.rest: tuple[float, float, int] = (changing, fixed, phases)
-        # The job of an older journal has no seconds.
-        self.end_s, self.later_end_s = map(float, ends or (0.0, 0.0))
+        self.end_s, self.later_end_s = float(end_s), float(later_end_s)
         self.times: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self.end_at: float | None = None
         self.began = boot_clock_s()

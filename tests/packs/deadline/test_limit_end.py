@@ -36,9 +36,9 @@ def report_of(folder: Path, left_s: float, scale: float = 1.0) -> Path:
 
 
 def ending(monkeypatch, folder: Path, left_s: float, rest=(0.0, 0.0, 0), config: PhaseConfig | None = None, scale=1.0):
-    """Return the end of a phase with `left_s` seconds left; rest: work of later phases, see VARIABLE."""
+    """Return the end of a phase with `left_s` seconds left; rest: values of VARIABLE, the last ones 0."""
     monkeypatch.setenv(REPORT, str(report_of(folder, left_s, scale)))
-    monkeypatch.setenv(VARIABLE, json.dumps({"base": rest}))
+    monkeypatch.setenv(VARIABLE, json.dumps({"base": (*rest, 0.0, 0.0)[:5]}))
     monkeypatch.setattr(limit_end, "boot_clock_s", lambda: 0.0)
     return LimitEnd(config or config_of())
 
