@@ -280,7 +280,7 @@ class PhaseConfig:
         return None
 
     def as_written(self, values: Mapping[str, Any]) -> "PhaseConfig":
-        """Return the configuration of a profile file, which has `values`, with defaults for other fields."""
+        """Return the configuration with own defaults for all fields but `values`, which a profile file sets."""
         return self
 
     def continuing(self, before: "PhaseConfig", options: Mapping[str, str]) -> "PhaseConfig":

@@ -252,7 +252,7 @@ def _phase(
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
         tuned = derived_phases.imported_chat_phase if config.rl is None else derived_phases.learning_on_policy
-        config = wanted.with_changes(tuned(config, wanted.init.model))
+        config = wanted.with_changes(tuned(config, wanted.init.model).as_written({}))
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:

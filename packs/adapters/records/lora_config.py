@@ -292,8 +292,8 @@ def with_adapter(flags: Any, config: PhaseConfig) -> PhaseConfig:
         config,
         adapter=adapter,
         imported_adapter=imported,
-        # The rates in a profile file with an adapter are for the adapter; an import replaces the rates of every file.
-        optimizer=config.optimizer if written and not config.adopted else optimizer_of(config),
+        # `as_written` has set the rates of a profile file with an adapter.
+        optimizer=config.optimizer if written else optimizer_of(config),
     )
 
 

@@ -26,7 +26,7 @@ from tests.trainer.test_rl import config_of
 from trainer import loop, memory, tensor_file
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
-from trainer.config import load_phase
+from trainer.config import ImportSpec, load_phase
 from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model import changes, export
@@ -335,6 +335,24 @@ def test_adapter_and_rates_of_a_profile_file_are_kept_and_the_flag_sets_the_kind
     config = recipe(asked)["sft"].spec
     assert (config.adapter.kind, config.adapter.rank, config.optimizer.lr) == wanted
     assert (config.optimizer.muon_lr, config.optimizer.weight_decay, config.optimizer.head_lr) == (0.0, 0.0, None)
+
+
+@pytest.mark.parametrize("kind", ["", "lora"])
+@pytest.mark.parametrize("optimizer", ["{}", "{lr: 5.0e-4}"])
+@pytest.mark.parametrize(("phase", "rate"), [("sft", 1e-3), ("rl", 3e-5)])
+def test_adapter_of_a_profile_file_has_the_rates_of_adapters_on_an_imported_model(
+    tmp_path, phase, rate, optimizer, kind
+):
+    """An import replaces the rates of each profile file."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"profile: smoke\nphases: {{{phase}: {{adapter: {{rank: 4}}, optimizer: {optimizer}}}}}\n")
+    flags = phase_changes([AdapterFlags(adapter=kind)]) if kind else {}
+    init = ImportSpec(source="/models/one", model=TINY, has_tokenizer=True)
+    asked = TrainingRequest(phases=(phase,), profile=str(file), persona=WHO, init=init, changes=flags)
+    found = recipe(asked)[phase].spec
+    assert (found.adapter.rank, found.optimizer.lr, found.optimizer.weight_decay) == (4, pytest.approx(rate), 0.0)
+    chosen = recipe(replace(asked, options={f"{phase}.optimizer.lr": "0.002"}))[phase].spec
+    assert chosen.optimizer.lr == 0.002
 
 
 def test_profile_file_with_another_adapter_in_a_later_phase_is_refused(tmp_path):
