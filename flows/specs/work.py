@@ -214,8 +214,8 @@ S = TypeVar("S", bound=WorkSpec)
 class PhaseFlags:
     """Base class of a record of flags that a pack adds for sizes of a phase; None = the flag was not given."""
 
-    change: ClassVar[Mapping[str, str]] = {}
-    """Function `(the record, configuration of a phase) -> configuration`, by flag; the same object = no effect."""
+    change: ClassVar[Mapping[str, str] | str] = {}
+    """Function `(the record, configuration) -> configuration`, by flag or for all; the same object = no effect."""
     resolve: ClassVar[str] = ""
     """Function `(the record, settings, ImportSpec of --init or None) -> the record for change`; "" = the same."""
     of_launch: ClassVar[bool] = False
@@ -231,8 +231,7 @@ def phase_flags() -> tuple[type[PhaseFlags], ...]:
 def typed_sizes(spec: WorkSpec) -> dict[str, int]:
     """Return the sizes that the flags of a training set, by name."""
     sizes = [one for one in spec.added if isinstance(one, PhaseFlags) and not one.change]
-    given = {name: value for one in sizes for name, value in vars(one).items()}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for one in sizes for name, value in vars(one).items() if value is not None}
 
 
 def phase_changes(added: Iterable[Any], settings: Any = None, init: Any = None) -> dict[str, Any]:
@@ -241,8 +240,9 @@ def phase_changes(added: Iterable[Any], settings: Any = None, init: Any = None) 
     for one in added:
         if isinstance(one, PhaseFlags) and one.change and (names := nondefault_flags(one)):
             resolved = packs.load(one.resolve)(one, settings, init) if one.resolve else one
-            made = {where: functools.partial(packs.load(where), resolved) for where in one.change.values()}
-            found |= {f"--{name}": made[one.change[name]] for name in names}
+            by_flag = dict.fromkeys(names, one.change) if isinstance(one.change, str) else one.change
+            made = {where: functools.partial(packs.load(where), resolved) for where in by_flag.values()}
+            found |= {f"--{name}": made[by_flag[name]] for name in names if name in by_flag}
     return found
 
 

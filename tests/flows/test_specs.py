@@ -1,7 +1,9 @@
 """Files of flags: options of phases, axes of sweeps; and variables that reach a job."""
 
 import shlex
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -16,7 +18,7 @@ from flows.specs.work import WorkSpec
 from infra import job_environment
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.flags import command_words, flags_of, nondefault_flags
+from infra.flags import command_words, flag, flags_of, nondefault_flags
 from infra.records import Request
 from infra.settings import Settings
 from tests.world import ROOT
@@ -139,3 +141,29 @@ def test_each_flag_of_a_launch_is_compared_with_the_run_at_work_or_exempt():
     asked = same_request.typed_launch(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env={})
     flags = {one.name for one in flags_of(LaunchSpec)} - {one.name for one in flags_of(WorkSpec)}
     assert flags - asked.meant.keys() == NOT_COMPARED | {"provider", "run_name"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidthFlags(work.PhaseFlags):
+    change: ClassVar[str] = "tests.flows.test_specs:widened"
+    width: int = flag(0, "width")
+    sides: int = flag(0, "sides")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedWidthFlags(WidthFlags):
+    change: ClassVar[dict[str, str]] = {"width": "tests.flows.test_specs:widened"}
+
+
+def widened(flags: WidthFlags, config: int) -> int:
+    return config + flags.width
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"), [(WidthFlags, {"--width": 5, "--sides": 5}), (NamedWidthFlags, {"--width": 5})]
+)
+def test_flags_of_a_pack_share_a_change_or_name_a_change_by_flag(record, wanted):
+    found = work.phase_changes([record(width=2, sides=4)])
+    assert {name: change(3) for name, change in found.items()} == wanted
+    assert len({*found.values()}) == 1  # the plan applies a shared change once
+    assert not work.phase_changes([record()])
