@@ -34,15 +34,19 @@ def digest_at(place: Backend, inside: str, manifest: Manifest, at: str) -> str:
     known = {one.path.removeprefix(inside): one.sha256 for one in manifest.files if one.path.startswith(inside)}
     names = {model_files.WEIGHTS}
     if model_files.INDEX in known:
-        index = untrusted_input.mapping(
-            place.read_small(f"{inside}{model_files.INDEX}", at), model_files.HEADER_BYTES, model_files.HEADER_VALUES
-        )
-        names = {str(one) for one in untrusted_input.typed(index, "weight_map", dict).values()}
+        names = indexed(place, inside, at)
     if missing := sorted(names - known.keys()):
         raise UnusableDocument(
             f"{place.uri} lacks {', '.join(missing[:5])}; weights are read from safetensors files only"
         )
     return digest_of({name: known[name] for name in names})
+
+
+def indexed(place: Backend, inside: str, at: str) -> set[str]:
+    """Return the names of the weight files in the index of a model. Raise UnusableDocument, StoreError."""
+    content = place.read_small(f"{inside}{model_files.INDEX}", at)
+    index = untrusted_input.mapping(content, model_files.HEADER_BYTES, model_files.HEADER_VALUES)
+    return {str(one) for one in untrusted_input.typed(index, "weight_map", dict).values()}
 
 
 def _in_manifest(folder: Path) -> Mapping[str, str]:

@@ -162,8 +162,14 @@ def _header_of_hub(place: Backend, name: str, at: str, size: int) -> dict[str, T
         return model_files.header(file)
 
 
+class OtherCommit(ConfigError):
+    """An adapter names another commit of the same model."""
+
+
 def check_names(found: ImportedAdapter, commit: str, flag: str, source: str, revision: str) -> None:
     """Raise ConfigError if an adapter names a model of the hub other than `source`, the value of `flag`.
+
+    Raises OtherCommit if only the commits differ.
 
     commit: commit of the model of the adapter; revision: commit of `source`; "" if unknown.
     """
@@ -176,7 +182,7 @@ def check_names(found: ImportedAdapter, commit: str, flag: str, source: str, rev
             f"the same weights, download the adapter and change base_model_name_or_path in {CONFIG}"
         )
     if commit and revision and commit != revision:
-        raise ConfigError(
+        raise OtherCommit(
             f"the adapter was trained on commit {commit[:12]} of {mine}, and {flag} is commit "
             f"{revision[:12]}. Use {flag} hf://{theirs}@{commit}"
         )

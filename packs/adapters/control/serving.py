@@ -22,6 +22,7 @@ from packs.adapters.control.imported_adapter import (
     HUB,
     OURS,
     STORE,
+    OtherCommit,
     check_names,
     files_of,
     inner_folder,
@@ -37,8 +38,8 @@ from store import untrusted_input
 from store.artifacts import model_files, vocabulary, weight_digests
 from store.artifacts.artifacts import Store
 from store.artifacts.model_files import CHANGED
-from store.backends.backend import ListedFile, open_place
-from store.manifest import MANIFEST, Manifest, StoreError
+from store.backends.backend import Backend, ListedFile, open_place
+from store.manifest import MANIFEST, Manifest, NoStore, StoreError
 from store.untrusted_input import UnusableDocument, printable_line
 from trainer.model.huggingface import model_config
 
@@ -130,8 +131,15 @@ def has_weights(changed: Mapping[str, Any], model: str, digest: Callable[[], str
 def check_import(found: ImportedAdapter, commit: str, about: Mapping[str, Any]) -> None:
     """Raise ConfigError for an adapter of another model of the hub than the import that the facts `about` describe."""
     said = about.get("import")
-    if isinstance(said, Mapping) and (source := str(said.get("source", ""))).startswith(HUB):
-        check_names(found, commit, "--model", source, str(said.get("revision", "")))
+    if not isinstance(said, Mapping) or not (source := str(said.get("source", ""))).startswith(HUB):
+        return
+    revision = str(said.get("revision", ""))
+    try:
+        check_names(found, commit, "--model", source, revision)
+    except OtherCommit:
+        then, now = (weights_at(source, one) for one in (commit, revision))
+        if not then or then != now:
+            raise
 
 
 def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -> None:
@@ -158,8 +166,8 @@ def check_address(found: ImportedAdapter, commit: str, place: str, model: str) -
             return
         check_import(found, commit, manifest.about)
     if model.startswith(HUB):
-        then = there.listing(at=commit) if commit else {}  # {} also if the hub has the commit no more
-        check_hub(found, commit, about, model, weight_versions(then), weight_versions(listed))
+        then = weight_versions(there, there.listing(at=commit), commit) if commit else {}
+        check_hub(found, commit, about, model, then, weight_versions(there, listed, at))
 
 
 def check_hub(
@@ -191,9 +199,22 @@ def check_hub(
         )
 
 
-def weight_versions(listed: Mapping[str, ListedFile]) -> dict[str, str]:
-    """Return the version of each weight file that an engine loads."""
-    return {name: one.version for name, one in listed.items() if name.endswith(models.WEIGHTS) and "/" not in name}
+def weights_at(source: str, commit: str) -> dict[str, str]:
+    """Return the version of each weight file of a model of the hub; {} without access to the commit. StoreError."""
+    try:
+        there = open_place(source)
+        return weight_versions(there, there.listing(at=commit), commit)
+    except NoStore:
+        return {}
+
+
+def weight_versions(place: Backend, listed: Mapping[str, ListedFile], at: str) -> dict[str, str]:
+    """Return the version of each weight file that an engine loads; {} for a commit that the hub lacks."""
+    if model_files.INDEX in listed:
+        names = weight_digests.indexed(place, "", at)
+    else:
+        names = {name for name in listed if name.endswith(models.WEIGHTS) and "/" not in name}
+    return {name: one.version for name, one in listed.items() if name in names}
 
 
 def changed_by(place: str) -> Mapping[str, Any]:

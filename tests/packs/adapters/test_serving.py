@@ -206,6 +206,28 @@ def test_adapter_of_another_commit_is_refused_unless_the_weights_are_equal(
             resolve(str(adapter), model, settings)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(("name", "is_same"), [("consolidated.safetensors", True), ("model-1.safetensors", False)])
+def test_weights_of_two_commits_are_the_files_in_the_index(tmp_path, monkeypatch, name, is_same):
+    address(tmp_path / "there")
+    (tmp_path / "there" / "model.safetensors").rename(tmp_path / "there" / "model-1.safetensors")
+    (tmp_path / "there" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    files = {one.name: Blob(one.read_bytes(), False) for one in (tmp_path / "there").iterdir()}
+    repo = CommittedRepo()
+    first = repo.commit(files)
+    repo.commit({**files, name: Blob(b"{ }", False)})
+    adapter = written_adapter(tmp_path / "a", width=64)
+    rewrite(adapter, base_model_name_or_path="us/one", revision=first)
+    with serving({"us/one": repo}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
+        if is_same:
+            assert resolve(str(adapter), "hf://us/one", settings).rank == 2
+            return
+        with pytest.raises(UsageError, match="the weights of hf://us/one differ"):
+            resolve(str(adapter), "hf://us/one", settings)
+
+
 def imported(tmp_path: Path, names: tuple[str, ...], **about: str) -> Path:
     """Publish an import of a model of the hub with these weight files; return the folder of the artifact."""
     (tmp_path / "draft").mkdir()
@@ -232,7 +254,6 @@ def imported(tmp_path: Path, names: tuple[str, ...], **about: str) -> Path:
             None,
             "trained on us/one-instruct, and --model is us/one. Use --model hf://us/one-instruct",
         ),
-        ("us/one", "b" * 40, "commit bbbbbbbbbbbb of us/one, and --model is commit cccccccccccc. Use --model hf://us/"),
     ],
 )
 def test_adapter_of_another_model_than_the_import_is_refused(tmp_path, where, base, revision, said):
@@ -245,6 +266,39 @@ def test_adapter_of_another_model_than_the_import_is_refused(tmp_path, where, ba
         return
     with pytest.raises(UsageError, match=said):
         resolve(str(adapter), model, Settings.load(ROOT))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("where", ["folder", "address"])
+@pytest.mark.parametrize(
+    ("changed", "known", "is_same"),
+    [
+        ({"README.md": b"new"}, "both", True),
+        ({"model.safetensors": b"{ }"}, "both", False),
+        ({"README.md": b"new"}, "import", False),
+        ({"README.md": b"new"}, "none", False),
+    ],
+    ids=["documentation", "weights", "unknown commit", "no repository"],
+)
+def test_adapter_of_another_commit_than_the_import_is_refused_unless_the_weights_are_equal(
+    tmp_path, monkeypatch, where, changed, known, is_same
+):
+    repo, files = CommittedRepo(), {"model.safetensors": Blob(b"{}", False)}
+    first = repo.commit(files) if known == "both" else "b" * 40
+    second = repo.commit({**files, **{name: Blob(content, False) for name, content in changed.items()}})
+    folder = imported(tmp_path, ("model.safetensors",), source="hf://us/one", revision=second)
+    adapter = written_adapter(tmp_path / "a", width=64)
+    rewrite(adapter, base_model_name_or_path="us/one", revision=first)
+    model = str(folder / "hf") if where == "folder" else f"file://{folder}"
+    with serving({"us/other" if known == "none" else "us/one": repo}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = Settings.load(ROOT, environ={"HOME": str(tmp_path)})
+        if is_same:
+            assert resolve(str(adapter), model, settings).rank == 2
+            return
+        said = f"commit {first[:12]} of us/one, and --model is commit {second[:12]}. Use --model hf://us/one@{first}"
+        with pytest.raises(UsageError, match=said):
+            resolve(str(adapter), model, settings)
 
 
 @pytest.mark.parametrize("where", ["folder", "address"])
