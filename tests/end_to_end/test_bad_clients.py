@@ -75,6 +75,7 @@ def controller_log(installation: Installation) -> str:
     return installation.world.inv("serve.logs", "demo", "--controller")
 
 
+@pytest.mark.nightly
 def test_bad_requests_of_one_client_remove_no_replica(installation):
     url = installation.up("demo", installation.model("A", **SCRIPT), "--config", installation.config(1))["endpoint"]
     bad, good = Clients(BAD, 3, 0.0), Clients(GOOD, 1, 0.0)

@@ -75,28 +75,33 @@ def checkout(tmp_path_factory) -> Checkout:
     return one
 
 
+@pytest.mark.nightly
 def test_the_second_call_does_no_work(checkout):
     made = checkout.made()
     assert checkout.inv("config")[::2] == (0, "")
     assert checkout.made() == made
 
 
+@pytest.mark.nightly
 def test_inv_shows_the_first_screen_without_words_and_completes_from_any_folder(checkout, tmp_path):
     assert checkout.inv() == checkout.inv("--help") == (0, f"{FIRST_SCREEN}\n", "")
     code, out, err = checkout.inv("--complete", "--", "~/slipway/inv", "lau", cwd=tmp_path)
     assert (code, err) == (0, "") and "launch" in out.split()
 
 
+@pytest.mark.nightly
 def test_inv_of_the_environment_works_by_itself(checkout):
     words = [str(checkout.venv / "bin" / "inv"), "--list"]
     done = subprocess.run(words, cwd=checkout.root, env=checkout.environ, capture_output=True, text=True)
     assert done.returncode == 0 and "doctor" in done.stdout
 
 
+@pytest.mark.nightly
 def test_inv_can_be_called_by_path_from_another_folder(checkout, tmp_path):
     assert checkout.inv("config", "--json", cwd=tmp_path)[0] == 0
 
 
+@pytest.mark.nightly
 def test_unrelated_change_keeps_the_environment(checkout):
     made = checkout.made()
     with (checkout.root / "pyproject.toml").open("a") as file:
@@ -137,6 +142,7 @@ def test_killed_bootstrap_leaves_no_environment_that_looks_finished(checkout):
     assert [one.communicate(timeout=100) and one.returncode for one in both] == [0, 0]
 
 
+@pytest.mark.nightly
 def test_two_commands_that_finish_the_environment_at_once_both_continue(checkout, tmp_path):
     (checkout.venv / "slipway-inv").unlink()
     words = [BASE, ROOT / "tests" / "programs" / "paced_stamp.py", tmp_path, checkout.root / "inv", "config"]
@@ -232,6 +238,7 @@ def test_error_in_a_foreign_checkout_names_the_owner_and_the_fix(foreign, there)
     assert f"git config --global --add safe.directory {one.root}/.git && git clone {one.root} ~/slipway" in last
 
 
+@pytest.mark.nightly
 @pytest.mark.needs("root")
 def test_cache_owned_by_root_is_named_with_the_fix(checkout, tmp_path):
     home = Path(checkout.environ["HOME"])

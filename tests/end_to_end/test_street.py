@@ -165,6 +165,7 @@ def test_run_is_found_after_many_newer_runs(world):
     assert len(world.json("status")) == 10
 
 
+@pytest.mark.nightly
 def test_model_can_chat_and_be_exported(done, tmp_path):
     world, _ = done
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()

@@ -183,6 +183,7 @@ def market(tmp_path_factory):
 TIMED = tuple(name for name in VENDORS if name in TIMER_GRAIN_S)
 
 
+@pytest.mark.nightly
 @needs_faketime
 @rounds(1, 30)
 def test_a_set_clock_neither_lowers_the_count_nor_prolongs_a_pod(market, tmp_path, rounds):

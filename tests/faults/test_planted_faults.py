@@ -29,7 +29,7 @@ def desk_of(here, tmp_path, renting: Renting) -> Desk:
 @pytest.mark.parametrize(
     ("renting", "blow", "complaint"),
     [
-        (known_bad.Resending, NO_KILL, "duplicates|lost work"),
+        pytest.param(known_bad.Resending, NO_KILL, "duplicates|lost work", marks=pytest.mark.nightly),
         # A later sweep deletes the machine, so the hour ends with the row.
         (known_bad.Forgetting, Blow("after refused", 1, 0.0), "early end"),
         pytest.param(Renting, NO_KILL, "", id="the product"),

@@ -62,6 +62,7 @@ class Rented:
         return self.log.read()
 
 
+@pytest.mark.nightly
 @rounds(1, 25)
 def test_pods_of_a_dead_launcher_are_ended(tmp_path, monkeypatch, rounds):
     monkeypatch.setenv("PATH", os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))  # has uv

@@ -7,6 +7,7 @@ from tests.faults.test_crash import rig
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.nightly
 def test_a_signal_while_renting_leaves_no_unnamed_pod():
     done = rig("signals", "--most", "10")
     assert done.returncode == 0 and "every pod is at work, proven gone, or named" in done.stdout

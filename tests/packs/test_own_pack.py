@@ -18,6 +18,7 @@ def stderr_of(world: Apart, *words: str) -> str:
     return err
 
 
+@pytest.mark.nightly
 def test_folder_in_packs_adds_a_command_settings_lines_and_a_phase_with_a_flag(tmp_path):
     checkout = clone(tmp_path / "checkout")
     world = Apart(tmp_path, {"DESK_CONTACT": ""}, checkout=checkout)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import stat
+import sys
 import tempfile
 import threading
 from dataclasses import asdict, replace
@@ -366,15 +367,24 @@ def open_home(monkeypatch):
         yield home
 
 
-def test_guarantee_lists_the_files_that_the_user_of_the_agent_can_read(settings, open_home):
-    assert "a shell of the agent can read your keys" in guarantee.of(ONE, settings).about
+@pytest.fixture
+def few_files(settings, open_home, monkeypatch):
+    """Return settings with a small checkout and small environments: the real folders hold 200,000 files."""
+    monkeypatch.setattr(guarantee, "ROOT", open_home.parent / "checkout")
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    (open_home.parent / "checkout").mkdir()
+    return replace(settings, environments=open_home.parent / "made")
+
+
+def test_guarantee_lists_the_files_that_the_user_of_the_agent_can_read(few_files, open_home):
+    assert "a shell of the agent can read your keys" in guarantee.of(ONE, few_files).about
     key = open_home / ".netrc"
     key.write_text("machine x password y")
     nobody = 65534
     for mode, is_open in ((0o644, True), (0o640, False), (0o600, False)):
         key.chmod(mode)
         assert guarantee.may(key, nobody, {nobody}, 0o004) == is_open
-        assert any(str(key) in one for one in guarantee.reachable(nobody, {nobody}, settings)) == is_open
+        assert any(str(key) in one for one in guarantee.reachable(nobody, {nobody}, few_files)) == is_open
     key.chmod(0o644)
     key.parent.chmod(0o700)
     assert not guarantee.may(key, nobody, {nobody}, 0o004) and guarantee.may(key, os.getuid(), set(), 0o004)
@@ -411,7 +421,7 @@ def test_key_in_a_closed_folder_and_every_file_of_code_are_searched(settings, op
 
 @pytest.mark.parametrize("mode, is_named", [(0o700, False), (0o711, True)])
 def test_file_that_the_owner_cannot_examine_is_named_if_the_user_may_enter_its_folder(
-    settings, open_home, monkeypatch, mode, is_named
+    few_files, open_home, monkeypatch, mode, is_named
 ):
     nobody, closed = 65534, open_home / ".aws" / "credentials"
     closed.parent.mkdir()
@@ -424,7 +434,7 @@ def test_file_that_the_owner_cannot_examine_is_named_if_the_user_may_enter_its_f
         return real(path, *words, **options)
 
     monkeypatch.setattr(os, "stat", of_root)
-    found = [*guarantee.reachable(nobody, {nobody}, settings)]
+    found = [*guarantee.reachable(nobody, {nobody}, few_files)]
     assert any(str(closed) in one for one in found) is is_named
 
 

@@ -88,6 +88,7 @@ def leave(children: list[Child]) -> tuple[list[int], dict[str, str]]:
     return [code for _, code in told], dict(told[0][0])
 
 
+@pytest.mark.nightly
 @rounds(4, 300)
 def test_process_killed_anywhere_in_a_sharded_save_leaves_the_bits_of_an_undisturbed_run(tmp_path, rounds):
     seed = seeds.seed()

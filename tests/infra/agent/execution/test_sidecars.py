@@ -354,6 +354,7 @@ def test_a_tracker_without_metrics_to_send_is_not_named(world: World) -> None:
     assert world.verdict()["reason"] == ""
 
 
+@pytest.mark.nightly
 def test_a_silent_tracker_is_named_by_the_verdict_and_ended_within_seconds(world: World) -> None:
     world.program("silent", SILENT)
     world.program("wait", WAIT)
