@@ -123,7 +123,7 @@ def serve(name: str, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def listening(account: Account, user: str) -> Iterator[None]:
-    """Answer the calls of the owner and of the user, "" = none, meanwhile. Raises UsageError."""
+    """Answer calls of the owner and of the user within the block. `user`: "" = none. Raises UsageError."""
     name, settings = account.name, account.settings
     with contextlib.ExitStack() as stack:
         if user:

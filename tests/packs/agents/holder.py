@@ -4,12 +4,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from infra.agent.limits import read_clocks
 from infra.rehearsal import attach
 from packs.agents.control.receipt import Receipt
 from packs.agents.records import client
+from packs.agents.records.allowance import Allowance
 from tests.world import World, until
 
 HANG = {"machines": [{"trait": "no ssh", "count": None}]}  # machines that bill and never answer
+
+
+def new_allowance() -> Allowance:
+    """Return an allowance of 5 USD for 10,000 s from now."""
+    now = read_clocks()
+    return Allowance(
+        name="demo",
+        token_sha256="a" * 64,
+        micro_usd=5_000_000,
+        begins=now.wall_s,
+        ttl_s=1e4,
+        boot_id=now.boot_id,
+        boot_s=now.boot_s,
+    )
 
 
 def market_of(world: World) -> attach.Running:

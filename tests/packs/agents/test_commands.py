@@ -8,7 +8,6 @@ import pytest
 
 from flows.runs.resume import check_groups, resumption
 from flows.supervisor import supervisor_client
-from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets, service_rows
 from infra.ledger.journal import Journal
@@ -20,19 +19,11 @@ from packs.agents.control.account import Account
 from packs.agents.control.groups import Allowances
 from packs.agents.control.inv_lines import InvLines
 from packs.agents.control.time_left import why_ended
-from packs.agents.records.allowance import Allowance, digest
+from packs.agents.records.allowance import digest
+from tests.packs.agents.holder import new_allowance
 from tests.world import ROOT
 
-NOW = read_clocks()
-ONE = Allowance(
-    name="demo",
-    token_sha256="a" * 64,
-    micro_usd=5_000_000,
-    begins=NOW.wall_s,
-    ttl_s=1e4,
-    boot_id=NOW.boot_id,
-    boot_s=NOW.boot_s,
-)
+ONE = new_allowance()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.agent.limits import boottime_s, read_clocks
+from infra.agent.limits import boottime_s
 from infra.agent.process import identify
 from infra.errors import UsageError
 from infra.ledger import budgets
@@ -27,9 +27,10 @@ from packs.agents.control.broker import Broker
 from packs.agents.control.inv_lines import CommandFailed, InvLines
 from packs.agents.control.plans import TRAIN, StartPlan, training_flags
 from packs.agents.records import client
-from packs.agents.records.allowance import Allowance, digest
+from packs.agents.records.allowance import digest
 from packs.agents.records.arguments import PlanArguments
 from tests.infra.agent.world import until
+from tests.packs.agents.holder import new_allowance
 from tests.world import ROOT
 from trainer.plan import profile_named
 
@@ -100,16 +101,7 @@ def test_text_of_a_command_is_the_answer_and_an_error_has_no_lines_about_other_r
 def broker_with_a_plan(tmp_path, monkeypatch):
     """Return the calls of an allowance with a plan, and the id of the plan."""
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
-    now = read_clocks()
-    one = Allowance(
-        name="demo",
-        token_sha256="a" * 64,
-        micro_usd=5_000_000,
-        begins=now.wall_s,
-        ttl_s=1e4,
-        boot_id=now.boot_id,
-        boot_s=now.boot_s,
-    )
+    one = new_allowance()
     with Journal.open(tmp_path / "journal.sqlite") as journal:
         budgets.open_budget(journal, one.budget, one.micro_usd, None)
     settings = Settings.load(ROOT)
